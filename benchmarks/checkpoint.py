@@ -28,7 +28,7 @@ import safetensors.torch
 import torch
 
 from torchext import _C
-from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.checkpoint import load_checkpoint, save_safetensors
 from torchext.checkpoint.saving import plan_checkpoint
 from torchext.deferred_init import deferred_init
 
@@ -125,7 +125,7 @@ def read(model: torch.nn.Module) -> None:
 def load_ours(folder: Path, options: argparse.Namespace) -> None:
     """Load with torchext."""
     model = deferred_init(construct, options.gib)
-    load_safetensors(model, folder)
+    load_checkpoint(model, folder)
     read(model)
 
 

@@ -163,7 +163,7 @@ def measure_job(shape: str, size: int, tensor: int, repeats: int) -> dict[str, f
         first = time_of(step)
         share = propagation[0] / first
         later = statistics.median(time_of(step) for _ in range(repeats))
-        gib = memory.peak().allocated / 2**30
+        gib = memory.peak_allocated().allocated / 2**30
     return {
         "construction": construction,
         "first": first,
@@ -182,7 +182,7 @@ def measure_tracking(shape: str, how: str, repeats: int) -> dict[str, float]:
         step()
         if how == "untracked":
             return {"seconds": statistics.median(time_of(step) for _ in range(repeats))}
-        with track_memory(lines=how == "lines"):
+        with track_memory(trace=how == "lines"):
             step()
             return {"seconds": statistics.median(time_of(step) for _ in range(repeats))}
 
@@ -225,7 +225,7 @@ def measure_peer(shape: str, how: str, repeats: int) -> dict[str, float]:
             _, _, step = prepare()
             step()
             seconds = [time_of(step) for _ in range(repeats)]
-    return {"seconds": statistics.median(seconds), "mib": memory.peak("cpu").allocated / MIB}
+    return {"seconds": statistics.median(seconds), "mib": memory.peak_allocated("cpu").allocated / MIB}
 
 
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.checkpoint import load_checkpoint, save_safetensors
 from torchext.deferred_init import deferred_init, is_deferred
 
 
@@ -60,7 +60,7 @@ def main() -> None:
 
         other = deferred_init(lambda: Model(options.layers, options.width))
         before = peak()
-        load_safetensors(other, folder)
+        load_checkpoint(other, folder)
         print(f"loaded; memory grew by {max(0, peak() - before):.0f} MiB at most")
         print(all(torch.equal(a, b) for a, b in zip(other.parameters(), construct().parameters(), strict=True)))
 

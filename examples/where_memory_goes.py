@@ -55,14 +55,14 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="output file that ends with .html, .svg or .png")
     options = parser.parse_args()
 
-    with fake_mode(gpu=FakeGPU("A100-40GB")), track_memory(lines=True) as memory:
+    with fake_mode(gpu=FakeGPU("A100-40GB")), track_memory(trace=True) as memory:
         model = Vit().cuda()
         images = torch.zeros(64, 3, SIZE, SIZE, device="cuda")
         labels = torch.zeros(64, dtype=torch.int64, device="cuda")
         train(model, torch.optim.AdamW(model.parameters()), images, labels)
 
     print(memory.report(largest=5))
-    peak = memory.peak()
+    peak = memory.peak_allocated()
     print(f"\nThe peak is at {peak.event} of {memory.now().event} events, and")
     print(f"{peak.by_category[Category.ACTIVATION] / peak.allocated:.0%} of it are kept for the backward pass.")
     if options.picture is not None:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.checkpoint import load_checkpoint, save_safetensors
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module
 
 
@@ -149,7 +149,7 @@ def check_file_is_loaded(shard: Any) -> None:
             save_safetensors(deferred_init(construct), folder / "model.safetensors")
         dist.barrier()
         model = shard(deferred_init(construct, 1))
-        load_safetensors(model, folder / "model.safetensors")
+        load_checkpoint(model, folder / "model.safetensors")
         assert not is_deferred(model)
         check_is(model, construct())
 
@@ -180,7 +180,7 @@ def placements_divide_files_as_they_divide_tensors() -> None:
         ):
             zeros = deferred_init(torch.zeros, 14, 5)
             module = nn.ParameterDict({"w": distribute_tensor(zeros, mesh, placements, src_data_rank=None)})
-            load_safetensors(module, {"w": data})
+            load_checkpoint(module, {"w": data})
             assert torch.equal(module["w"].to_local(), wanted.to_local()), (placements, type(data))
 
 

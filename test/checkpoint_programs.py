@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.checkpoint import load_checkpoint, save_safetensors
 from torchext.deferred_init import deferred_init
 
 
@@ -56,9 +56,9 @@ def four_files() -> nn.Module:
 def grow_while_loading(path: Path) -> tuple[int, int]:
     """Return the growth of the process in bytes while it loads, and after it has read all of the model."""
     model = deferred_init(several_tensors)
-    load_safetensors(deferred_init(nn.Linear, 2, 2), {"weight": torch.ones(2, 2), "bias": torch.ones(2)})
+    load_checkpoint(deferred_init(nn.Linear, 2, 2), {"weight": torch.ones(2, 2), "bias": torch.ones(2)})
     before = psutil.Process().memory_info().rss
-    load_safetensors(model, path)
+    load_checkpoint(model, path)
     loaded = psutil.Process().memory_info().rss - before
     for parameter in model.parameters():
         parameter.sum()

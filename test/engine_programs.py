@@ -33,6 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional
 
+from torchext import RanksDifferError
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor, ranks
 
 Build: TypeAlias = Callable[[], nn.Module]
@@ -687,7 +688,8 @@ def sharded_two(initialize: Callable[[nn.Sequential], object], seed: int = 0) ->
         return module
 
     torch.manual_seed(seed)
-    module = deferred_init(build, trace=True)
+    with deferred_init(trace=True):
+        module = build()
     fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
     return module
 
@@ -721,7 +723,7 @@ def ranks_that_are_compared() -> None:
     }
     for message, build in others.items():
         module = build()
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(RanksDifferError, match=message):
             materialize_module(module, check_ranks=True)
         assert all(is_deferred(parameter) for parameter in module.parameters())
 

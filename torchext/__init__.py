@@ -1,7 +1,7 @@
 """Fake tensors and exact deferred initialization, on PyTorch's own dispatch keys.
 
-Importing this package registers nothing. The `Fake` and `DeferredInit` keys, and two more, are taken when a program
-first uses what needs them.
+Importing this package registers nothing. The `Fake` and `DeferredInit` keys, and two more, are registered when a
+program first uses a feature that needs them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ try:
 except ImportError as error:
     raise ImportError(_why_it_cannot_be_loaded(error)) from error
 
+from . import errors
 from .errors import (
     CheckpointError,
     DataDependentError,
@@ -56,6 +57,8 @@ __all__ = [
     "cmake_prefix_path",
     "compat",
     "deferred_init",
+    "dry_run",
+    "errors",
     "fake",
     "include_path",
     "inference",
@@ -64,15 +67,17 @@ __all__ = [
     "memory",
 ]
 
-fake = _import_module(".fake", __name__)
-deferred_init = _import_module(".deferred_init", __name__)
-checkpoint = _import_module(".checkpoint", __name__)
-inference = _import_module(".inference", __name__)
-memory = _import_module(".memory", __name__)
-compat = _import_module(".compat", __name__)
-inspect = _import_module(".inspect", __name__)
 if _TYPE_CHECKING:
-    from . import amp
-else:
-    amp = _import_module(".amp", __name__)
-_import_module(".dynamo", __name__)
+    from . import amp, checkpoint, compat, deferred_init, dry_run, dynamo, fake, inference, inspect, memory
+for _room in ("fake", "deferred_init", "checkpoint", "inference", "memory", "compat", "inspect", "amp", "dynamo"):
+    _import_module(f".{_room}", __name__)
+
+
+def __getattr__(name: str) -> object:
+    if name != "dry_run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _import_module(".dry_run", __name__)  # at first use, because it imports much of torch.distributed
+
+
+def __dir__() -> list[str]:
+    return __all__

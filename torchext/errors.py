@@ -34,8 +34,8 @@ class RanksDifferError(TorchextError, RuntimeError):
     """The ranks of a process group have recorded different initial values."""
 
 
-class CheckpointError(TorchextError, ValueError):
-    """A checkpoint is malformed, or does not match the model that it is loaded into."""
+class CheckpointError(TorchextError, ValueError, RuntimeError):
+    """A checkpoint is malformed, does not match the model that it is loaded into, or cannot be written for a model."""
 
 
 class DataDependentError(TorchextError, RuntimeError):
@@ -66,3 +66,5 @@ for _class in map(globals().__getitem__, __all__):
     _class.__module__ = __package__
 _C.provide("data_dependent_error", DataDependentError)
 _C.provide("unsupported_operator_error", UnsupportedOperatorError)
+_C.provide("materialization_error", MaterializationError)
+_C.provide("deprecation_warning", TorchextDeprecationWarning)

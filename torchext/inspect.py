@@ -1,4 +1,4 @@
-"""What the dispatcher would do with a call, and the state of a tensor."""
+"""The route of a call through the dispatcher, the state of a tensor, and the patches of PyTorch."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from . import _C
 from .tools.leases import leases
+from .tools.results import Column, Table, plain
 
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
 
 @dataclass(frozen=True)
 class RouteStep:
-    """A dispatch key that a call visits, and what becomes of the call there."""
+    """A dispatch key that a call visits, and the effect of the key on the call."""
 
     key: str
-    """The key, such as `AutogradCPU`. `Undefined` is where calls arrive that no key is left for."""
+    """The key, such as `AutogradCPU`. `Undefined` if no key is left for the call."""
     origin: str
     """The key that the kernel was registered for: the same, or an alias key such as `CompositeImplicitAutograd`.
-    `fallback` for the kernel that serves all operators, `none` where there is no kernel."""
+    `fallback` for the kernel that serves all operators, `none` without a kernel."""
     turn: str
-    """What becomes of the call. *skipped*: the key falls through, no kernel runs. *passes on*: the kernel hands the
-    call to the keys below. *starts over*: it makes the call again, without its key. *decomposes*: it calls other
-    operators, each with a route of its own. *computes*: it makes the results. *calls Python*: it hands the call to a
-    mode or a subclass. *raises*: there is no kernel, or a fallback of torchext's refuses the call."""
+    """*skipped*: the key falls through, no kernel runs. *passes on*: the kernel redispatches the call to the keys
+    below. *starts over*: it makes the call again, without its key. *decomposes*: it calls other operators, each with
+    its own route. *computes*: it makes the results. *calls Python*: it passes the call to a mode or a subclass.
+    *raises*: the key has no kernel, or a fallback of torchext raises an error."""
     is_python: bool
     """Whether the kernel is written in Python."""
     source: str
-    """Where the kernel was registered, as `file:line`."""
+    """The `file:line` that registered the kernel."""
     comment: str
-    """What is special about this kernel or this call, the message of the error that is raised, or nothing."""
+    """A special property of this kernel or this call, the message of the error that is raised, or nothing."""
 
     @property
     def is_fallthrough(self) -> bool:
-        """Whether no kernel runs, because all calls of the operator pass this key by."""
+        """Whether no kernel runs, because all calls of the operator skip this key."""
         return self.turn == "skipped"
 
     @property
     def runs(self) -> bool:
-        """Whether there is a kernel, and it runs."""
+        """Whether the key has a kernel, and the kernel runs."""
         return self.turn != "skipped" and self.origin != "none"
 
 
@@ -87,6 +88,14 @@ class Route(Sequence[RouteStep]):
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        columns = list(map(Column, (self._operator, "kernel", "turn", "comment")))
+        return Table(columns, map(_row, self._steps))._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the operator and the steps as plain values."""
+        return {"operator": self._operator, "steps": plain(self._steps)}
+
 
 def _row(step: RouteStep) -> tuple[str, ...]:
     kernel = {step.key: "kernel", "fallback": "fallback", "none": "no kernel"}.get(step.origin, step.origin)
@@ -105,21 +114,21 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def route(
     op: OpOverload[..., Any] | OpOverloadPacket[..., Any] | CustomOpDef | str, /, *args: Any, **kwargs: Any
 ) -> Route:
-    """Returns the dispatch keys that the call `op(*args, **kwargs)` would visit on this thread now. Runs no operator.
+    """Return the dispatch keys that the call `op(*args, **kwargs)` would visit on this thread now. Runs no operator.
 
     Args:
-        op: What to call: an overload (`torch.ops.aten.add.Tensor`), an operator of which PyTorch chooses the overload
-            by the arguments (`torch.ops.aten.add`), or the name of either (`"aten::add.Tensor"`).
-        *args: As in the call.
-        **kwargs: As in the call.
+        op: The overload to call (`torch.ops.aten.add.Tensor`), an operator whose overload PyTorch chooses by the
+            arguments (`torch.ops.aten.add`), or the name of either (`"aten::add.Tensor"`).
+        *args: The positional arguments of the call.
+        **kwargs: The keyword arguments of the call.
 
     Returns:
-        The steps of the call, from the first key that the dispatcher finds to the kernel that computes, or to where
-        the call is handed to something that cannot be predicted.
+        The steps of the call, from the first key that the dispatcher finds to the kernel that computes, or to code
+        whose behavior cannot be predicted.
 
     Raises:
-        TypeError: `op` is something else, or the arguments do not match its schema.
-        ValueError: There is no operator of that name.
+        TypeError: `op` is of another type, or the arguments do not match its schema.
+        ValueError: No operator has that name.
 
     Example:
         >>> print(route(torch.ops.aten.add_.Tensor, torch.ones(2), 1))
@@ -144,7 +153,7 @@ def _joined(name: str, overload_name: str) -> str:
 
 
 def _resolve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
-    """The name and the overload that a call of `op` means."""
+    """Return the name and the overload of the operator that a call of `op` calls."""
     if isinstance(op, CustomOpDef):
         op = op._opoverload
     if isinstance(op, OpOverload):
@@ -154,7 +163,7 @@ def _resolve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[st
     if not isinstance(op, str):
         raise TypeError(
             f"route() takes an operator of the dispatcher, such as torch.ops.aten.add, torch.ops.aten.add.Tensor or "
-            f'"aten::add.Tensor", but `op` is {op!r}. What functions of torch call is shown by a TorchDispatchMode.'
+            f'"aten::add.Tensor", but `op` is {op!r}. A TorchDispatchMode shows which operators a function calls.'
         )
     name, _, overload_name = op.partition(".")
     if "::" not in name:
@@ -178,18 +187,19 @@ def _resolve_overload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 @dataclass(frozen=True)
 class TensorState:
-    """What a tensor is, beside its shape and its values. Prints as a table."""
+    """The state of a tensor for the dispatcher and autograd, without its shape and values. Prints as a table."""
 
     keys: tuple[str, ...]
-    """Its dispatch keys, in the order in which a call visits them."""
+    """The dispatch keys, in the order in which a call visits them. They include the autocast key of the
+    device, such as `AutocastCPU`, which the thread excludes outside of autocast regions."""
     version: int | None
-    """How often its memory was written to. None for an inference tensor, which has no version counter."""
+    """The number of writes to its memory. None for an inference tensor, which has no version counter."""
     has_autograd_metadata: bool
-    """Whether autograd has made a record for it. A tensor has none until something must be remembered: that it requires
-    a gradient, a `grad_fn`, a `grad`, hooks, a name, or that it is a view."""
+    """Whether autograd has allocated metadata for it: after it requires a gradient, or gets a `grad_fn`, a `grad`,
+    hooks or a name, and for views."""
     storage: int | None
-    """The same number for tensors that share their storage, and another one for others, while one of them lives. It is
-    not the address of data. None for tensors without a storage, such as sparse ones."""
+    """A number that tensors on the same storage share. Different storages that are alive have different numbers. It is
+    not a data pointer. None for tensors without a storage, such as sparse ones."""
     fake: bool
     deferred: bool
     inference: bool
@@ -197,13 +207,22 @@ class TensorState:
     is_leaf: bool
     is_view: bool
     creation_metadata: str | None
-    """Of a view that autograd knows: under which circumstances it was made, by the name of PyTorch's `CreationMeta`:
+    """For a view that autograd tracks, how it was created, by the name in the PyTorch enum `CreationMeta`:
     `DEFAULT`, `NO_GRAD_MODE`, `INFERENCE_MODE`, `MULTI_OUTPUT_NODE`, `IN_CUSTOM_FUNCTION`. All but the first restrict
-    writing in place. None for what is not a view."""
+    writing in place. None for other tensors."""
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [(field.name, _cell(getattr(self, field.name))) for field in fields(self)]
 
     def __str__(self) -> str:
-        rows = [(field.name, _cell(getattr(self, field.name))) for field in fields(self)]
-        return "\n".join(["tensor state", *_table(rows)])
+        return "\n".join(["tensor state", *_table(self._rows())])
+
+    def _repr_html_(self) -> str:
+        return Table([Column("tensor state"), Column("")], self._rows())._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
 
 def _cell(value: object) -> str:
@@ -213,11 +232,11 @@ def _cell(value: object) -> str:
 
 
 def tensor_state(tensor: torch.Tensor) -> TensorState:
-    """Returns what `tensor` is to the dispatcher and to autograd. Calls no operator, and changes nothing.
+    """Return the state of `tensor` for the dispatcher and autograd. Calls no operator, and changes nothing.
 
     Args:
-        tensor: Any tensor: real, fake, deferred, sparse, of a subclass, or wrapped by a transform of `torch.func`. Of a
-            wrapper, its own state is told, not that of what it wraps.
+        tensor: Any tensor: real, fake, deferred, sparse, of a subclass, or wrapped by a transform of `torch.func`. For
+            a wrapper, the result is its own state, not that of the wrapped tensor.
 
     Raises:
         TypeError: `tensor` is not a tensor.
@@ -234,24 +253,24 @@ def tensor_state(tensor: torch.Tensor) -> TensorState:
 
 @dataclass(frozen=True)
 class PatchState:
-    """Something of PyTorch's that torchext replaces."""
+    """A function or attribute of PyTorch that torchext replaces."""
 
     target: str
-    """What is replaced, as `torch.nn.init.trunc_normal_`."""
+    """Its name, such as `torch.nn.init.trunc_normal_`."""
     reason: str
-    """What PyTorch does, for which it is."""
+    """The behavior of PyTorch that requires the patch."""
     needed_while: str
-    """When it is replaced. Otherwise it is PyTorch's own."""
+    """The condition under which it is replaced. Otherwise the original is in place."""
     releases: str
-    """The releases of PyTorch that need it."""
+    """The releases of PyTorch that need the patch."""
     is_installed: bool
     """Whether it is replaced now."""
     function: object
-    """The object that is replaced, which goes on being the object that it is; None if another one takes its place."""
+    """The function, if only its code is replaced; None if another object takes its place."""
 
 
 def patches() -> tuple[PatchState, ...]:
-    """Returns all that torchext replaces in PyTorch, now or at other times.
+    """Return everything that torchext replaces in PyTorch, now or at other times.
 
     Example:
         >>> [patch.target for patch in patches() if patch.is_installed]

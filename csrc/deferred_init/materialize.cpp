@@ -6,6 +6,7 @@
 
 #include <c10/util/irange.h>
 
+#include "../fake/calls/errors.h"
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
 #include "../support/locks.h"
@@ -64,9 +65,12 @@ void Request::add(const Tensor& tensor, const Placement& placement) {
 }
 
 void checkFits(const Storage& fake, const Storage& real) {
-  TORCH_CHECK(real.device() == fake.device(), "A tensor was recorded on ", fake.device(),
-              ", but replaying its construction put it on ", real.device(),
-              ". Construct it with an explicit `device`, or materialize it where that device exists.");
+  if (real.device() != fake.device()) {
+    TORCHEXT_THROW(MaterializationError,
+                   c10::str("A tensor was recorded on ", fake.device(), ", but replaying its construction put it on ",
+                            real.device(),
+                            ". Construct it with an explicit `device`, or materialize it where that device exists."));
+  }
 }
 
 // Makes the tensors of `pending` real with `real`, which holds their recorded value.

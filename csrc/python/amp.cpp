@@ -149,11 +149,20 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int is_enabled = 1;
   PyObject* is_caching = Py_None;
   int is_self_cleaning = 0;
-  constexpr const char* kNames[] = {"device_type", "dtype", "enabled", "cache", "self_cleaning", nullptr};
+  PyObject* deprecated_is_caching = nullptr;
+  constexpr const char* kNames[] = {"device_type",   "dtype", "enabled", "cache_enabled",
+                                    "self_cleaning", "cache", nullptr};
   // The parameter is not `const` before Python 3.13.
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OpOp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
-                                  &is_enabled, &is_caching, &is_self_cleaning) == 0) {
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OpOpO:autocast", const_cast<char**>(kNames), &device_type, &dtype,
+                                  &is_enabled, &is_caching, &is_self_cleaning, &deprecated_is_caching) == 0) {
     return nullptr;
+  }
+  if (deprecated_is_caching != nullptr) {
+    is_caching = deprecated_is_caching;
+    if (PyErr_WarnEx(provided(Provided::kDeprecationWarning), "`autocast(cache=)` is deprecated: use `cache_enabled=`.",
+                     /*stack_level=*/1) != 0) {
+      return nullptr;
+    }
   }
   PyObject* const function = isToDecorate(device_type) ? std::exchange(device_type, Py_None) : nullptr;
   PyObject* self = allocate(type);
@@ -178,7 +187,7 @@ bool notifyModes(PyObject* self, bool begins) {
     return true;
   }
   PyObject* const done =
-      PyObject_CallFunctionObjArgs(provided(Provided::kTellModes), self, begins ? Py_True : Py_False, nullptr);
+      PyObject_CallFunctionObjArgs(provided(Provided::kNotifyModes), self, begins ? Py_True : Py_False, nullptr);
   Py_XDECREF(done);
   return done != nullptr;
 }
@@ -263,7 +272,7 @@ void addRegionType(pybind11::module_& module) {
   static PyGetSetDef properties[] = {{"device_type", kArgument<&deviceTypeOf>, nullptr, nullptr, nullptr},
                                      {"dtype", kArgument<&dtypeOf>, nullptr, nullptr, nullptr},
                                      {"enabled", kArgument<&Region::is_enabled>, nullptr, nullptr, nullptr},
-                                     {"cache", kArgument<&Region::is_caching>, nullptr, nullptr, nullptr},
+                                     {"cache_enabled", kArgument<&Region::is_caching>, nullptr, nullptr, nullptr},
                                      {"self_cleaning", kArgument<&Region::is_self_cleaning>, nullptr, nullptr, nullptr},
                                      {nullptr, nullptr, nullptr, nullptr, nullptr}};
   addBlockType(module, "AutocastRegion",

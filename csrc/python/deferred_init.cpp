@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "interpreter.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -44,11 +45,11 @@ void materializeTensors(const Tensors& placed,
     }
   };
   const pybind11::gil_scoped_release no_gil;
-  materialize(placed, others, {{device, dtype}, retain, report});
+  raisingOwnClass([&] { materialize(placed, others, {{device, dtype}, retain, report}); });
 }
 
 void deferAgainTensors(const Tensors& tensors) {
-  deferAgain(tensors);
+  raisingOwnClass([&] { deferAgain(tensors); });
 }
 
 // Returns the plan of an operation that runs, as a tuple in the order of the fields of
@@ -92,7 +93,7 @@ pybind11::list timeOperatorsOf(const Tensors& tensors, bool measures) {
   std::vector<TimedOperator> operators;
   {
     const pybind11::gil_scoped_release no_gil;
-    operators = timeOperators(tensors, measures);
+    operators = raisingOwnClass([&] { return timeOperators(tensors, measures); });
   }
   pybind11::list timed;
   for (const TimedOperator& one : operators) {
@@ -128,11 +129,15 @@ std::map<std::string, int> kernelSettings() {
   return {settings.begin(), settings.end()};
 }
 
+at::Tensor evaluateTensor(const at::Tensor& deferred) {
+  return raisingOwnClass([&] { return evaluate(deferred); });
+}
+
 at::Tensor evaluateIn(const at::Tensor& deferred, const std::shared_ptr<RecycledMemory>& memory) {
   at::Tensor values;
   {
     const RecyclingGuard guard{*memory};
-    values = evaluate(deferred);
+    values = evaluateTensor(deferred);
   }
   memory->trim();
   return values;
@@ -163,7 +168,7 @@ void bindDeferredInit(pybind11::module_& module) {
              pybind11::arg("on_done") = pybind11::none());
   bind(module, "defer_again", deferAgainTensors);
   bind(module, "is_retained", isRetained);
-  bind(module, "evaluate", evaluate);
+  bind(module, "evaluate", evaluateTensor);
   pybind11::class_<RecycledMemory, std::shared_ptr<RecycledMemory>>(module, "RecycledMemory")
       .def(pybind11::init(&RecycledMemory::make), pybind11::arg("slack"))
       .def("trim", &RecycledMemory::trim);

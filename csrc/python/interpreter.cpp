@@ -14,9 +14,10 @@ namespace torchext::python {
 namespace {
 
 // In the order of Provided.
-constexpr std::array<const char*, 7> kNames{"current_line", "data_dependent_error", "unsupported_operator_error",
-                                            "fake_copy",    "typed_storage",        "settle_leases",
-                                            "tell_modes"};
+constexpr std::array<const char*, 9> kNames{
+    "current_line",          "data_dependent_error", "unsupported_operator_error",
+    "materialization_error", "deprecation_warning",  "fake_copy",
+    "typed_storage",         "settle_leases",        "notify_modes"};
 
 std::array<PyObject*, kNames.size()>& objects() noexcept {
   static std::array<PyObject*, kNames.size()> all{};
@@ -25,6 +26,18 @@ std::array<PyObject*, kNames.size()>& objects() noexcept {
 
 PyObject*& slotOf(Provided what) noexcept {
   return objects().at(static_cast<std::size_t>(what));
+}
+
+Provided classOf(ErrorKind kind) noexcept {
+  switch (kind) {
+    case ErrorKind::kDataDependent:
+      return Provided::kDataDependentError;
+    case ErrorKind::kUnsupportedOperator:
+      return Provided::kUnsupportedOperatorError;
+    case ErrorKind::kMaterialization:
+      break;
+  }
+  return Provided::kMaterializationError;
 }
 
 void provide(const std::string& name, const pybind11::object& value) {
@@ -104,8 +117,7 @@ class Python final : public Interpreter {
 
   void raise(ErrorKind kind, const std::string& message) const override {
     const pybind11::gil_scoped_acquire gil;
-    PyObject* type = provided(kind == ErrorKind::kDataDependent ? Provided::kDataDependentError
-                                                                : Provided::kUnsupportedOperatorError);
+    PyObject* type = provided(classOf(kind));
     if (type != nullptr) {
       PyErr_SetString(type, message.c_str());
       throwPythonError();
@@ -131,6 +143,10 @@ class Python final : public Interpreter {
 
 PyObject* provided(Provided what) noexcept {
   return slotOf(what);
+}
+
+void raiseInPython(ErrorKind kind, const c10::Error& error) {
+  Python{}.raise(kind, error.what_without_backtrace());
 }
 
 void bindInterpreter(pybind11::module_& module) {

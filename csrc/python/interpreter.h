@@ -8,20 +8,38 @@
 
 #include <pybind11/pybind11.h>
 
+#include "../fake/calls/errors.h"
+
 namespace torchext::python {
 
 enum class Provided : std::uint8_t {
   kCurrentLine,               // torchext.tools.source_lines: returns the current line of the program
-  kDataDependentError,        // torchext.fake: the error class
-  kUnsupportedOperatorError,  // torchext.fake: the error class
-  kFakeCopy,                  // torchext.fake.copying: the class of memos that make fake tensors
+  kDataDependentError,        // torchext.errors
+  kUnsupportedOperatorError,  // torchext.errors
+  kMaterializationError,      // torchext.errors
+  kDeprecationWarning,        // torchext.errors
+  kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
   kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
   kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or restores them
-  kTellModes,                 // torchext.amp.function_modes: notifies function modes of the begin or end of a region
+  kNotifyModes,                 // torchext.amp.function_modes: notifies function modes of the begin or end of a region
 };
 
 // Returns null before the object is provided. Held for the life of the process.
 PyObject* provided(Provided what) noexcept;
+
+// Raises `error` as an instance of the Python class for `kind`.
+void raiseInPython(ErrorKind kind, const c10::Error& error);
+
+// Calls `run`. Errors of the core in computing a deferred tensor get their Python class.
+template <typename Function>
+auto raisingOwnClass(const Function& run) {
+  try {
+    return run();
+  } catch (const MaterializationError& error) {
+    raiseInPython(ErrorKind::kMaterialization, error);
+    throw;
+  }
+}
 
 // Adds `provide()` to the module, and makes Python the interpreter of the core.
 void bindInterpreter(pybind11::module_& module);

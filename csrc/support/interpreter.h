@@ -18,7 +18,7 @@ namespace torchext {
 
 // Kinds of errors that the language has classes for: torchext/errors.py. PyTorch translates every c10::Error into one
 // of a few classes.
-enum class ErrorKind : std::uint8_t { kDataDependent, kUnsupportedOperator };
+enum class ErrorKind : std::uint8_t { kDataDependent, kUnsupportedOperator, kMaterialization };
 
 // A function on the call stack.
 struct StackFrame {

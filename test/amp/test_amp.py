@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchext import amp
+from torchext import TorchextDeprecationWarning, TorchextWarning, amp
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import fake_mode
 from torchext.inspect import route
@@ -70,7 +70,7 @@ class TestRegion:
             torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache),
         ):
             wanted = state()
-        with amp.autocast(device_type, dtype=dtype, enabled=enabled, cache=cache):
+        with amp.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache):
             assert state() == wanted
 
     def test_nests_disabled_in_enabled_and_the_other_dtype_in_one(self) -> None:
@@ -93,7 +93,7 @@ class TestRegion:
             assert product().dtype is FP16
 
     def test_restores_after_an_exception(self) -> None:
-        with pytest.raises(RuntimeError, match="inside"), amp.autocast("cpu", dtype=FP16, cache=False):
+        with pytest.raises(RuntimeError, match="inside"), amp.autocast("cpu", dtype=FP16, cache_enabled=False):
             raise RuntimeError("inside")
         assert product().dtype is FP32
 
@@ -127,7 +127,7 @@ class TestRegion:
         assert sorted(map(str, found)) == ["torch.bfloat16"] * 4 + ["torch.float32"] * 2
 
     def test_may_be_left_before_one_that_was_entered_later(self) -> None:
-        first, second = amp.autocast("cpu", dtype=FP16, cache=False), amp.autocast("cpu", dtype=BF16)
+        first, second = amp.autocast("cpu", dtype=FP16, cache_enabled=False), amp.autocast("cpu", dtype=BF16)
         third = amp.autocast("cuda")
         before = state()
         for region in (first, second, third):
@@ -204,9 +204,17 @@ class TestRegion:
         if kinds == "deferred":
             assert all(map(torch.equal, map(materialize_tensor, made), run()))
 
+    def test_old_name_of_the_cache_is_deprecated(self) -> None:
+        with pytest.warns(TorchextDeprecationWarning, match=r"`autocast\(cache=\)` is deprecated: use `c") as caught:
+            region = amp.autocast("cpu", cache=False)
+        assert caught[0].filename == __file__
+        assert region.cache_enabled is False
+        with pytest.warns(TorchextDeprecationWarning, match=r"`autocast\.cache` is deprecated: use `cache_enabled`"):
+            assert region.cache is False
+
     def test_is_shown_and_pickled_with_its_arguments(self) -> None:
-        region = amp.autocast("cpu", dtype=FP16, cache=False)
-        shown = "autocast('cpu', dtype=torch.float16, enabled=True, cache=False, self_cleaning=False)"
+        region = amp.autocast("cpu", dtype=FP16, cache_enabled=False)
+        shown = "autocast('cpu', dtype=torch.float16, enabled=True, cache_enabled=False, self_cleaning=False)"
         assert repr(region) == repr(pickle.loads(pickle.dumps(region))) == repr(copy.deepcopy(region)) == shown
 
     @pytest.mark.parametrize(
@@ -249,7 +257,7 @@ class TestRegion:
         if device_type == "cuda" and enabled and not torch.cuda.is_available():
             pytest.skip("PyTorch disables it on a machine without CUDA; here there may be fake devices")
         expected = look(lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache))
-        assert look(lambda: amp.autocast(device_type, dtype=dtype, enabled=enabled, cache=cache)) == expected
+        assert look(lambda: amp.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache)) == expected
 
 
 AROUND: dict[str | None, Callable[[], Any]] = {
@@ -272,7 +280,7 @@ class TestWeightCache:
 
     def test_casts_again_without_cache(self) -> None:
         layer = nn.Linear(5, 7, bias=False)
-        with CastCounter() as counter, amp.autocast("cpu", cache=False):
+        with CastCounter() as counter, amp.autocast("cpu", cache_enabled=False):
             for _ in range(3):
                 layer(torch.ones(2, 5, dtype=BF16))
         assert counter.casts == [35] * 3
@@ -308,7 +316,7 @@ class TestBackwardInRegion:
 
     def test_warns_about_grad(self) -> None:
         w = torch.ones(2, 2, requires_grad=True)
-        with amp.autocast("cpu"), pytest.warns(UserWarning, match="Leave the region before it"):
+        with amp.autocast("cpu"), pytest.warns(TorchextWarning, match="Leave the region before it"):
             torch.autograd.grad((w @ w).sum(), w)
 
     def test_is_quiet_after_the_region_and_where_it_is_disabled(self) -> None:

@@ -20,6 +20,7 @@ import torch
 from checkpoint_programs import four_files, save_until_killed
 from torch import nn
 
+from torchext import CheckpointError
 from torchext.checkpoint import folder as folders
 from torchext.checkpoint import save_safetensors
 from torchext.deferred_init import deferred_init
@@ -173,7 +174,10 @@ def test_file_in_the_place_of_a_folder_and_the_other_way_round(tmp_path: Path) -
 def test_two_calls_into_one_folder_are_refused(eager: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "out"
     locked = folders.Folder(folder, "model")
-    with locked.locked(), pytest.raises(RuntimeError, match=rf"out is being written into by process {os.getpid()} on"):
+    with (
+        locked.locked(),
+        pytest.raises(CheckpointError, match=rf"out is being written into by process {os.getpid()} on"),
+    ):
         save_safetensors(deferred_init(four_files), folder, **SIZES)
     save_safetensors(deferred_init(four_files), folder, **SIZES)
     assert files(folder) == eager

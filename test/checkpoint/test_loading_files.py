@@ -14,7 +14,8 @@ from checkpoint_programs import grow_while_loading, several_tensors
 from processes import run_alone
 from torch import nn
 
-from torchext.checkpoint import LoadedKeys, load_safetensors, save_safetensors
+from torchext import CheckpointError, TorchextDeprecationWarning
+from torchext.checkpoint import LoadedKeys, load_checkpoint, load_safetensors, save_safetensors
 from torchext.deferred_init import deferred_init, is_deferred
 
 
@@ -82,7 +83,7 @@ def test_module_is_the_one_that_loads_after_eager_construction(
     model = deferred_init(construct)
     weight = model.embedding.weight
     optimizer = torch.optim.SGD(model.parameters())
-    assert load_safetensors(model, path, dtype=dtype) == LoadedKeys([], [])
+    assert load_checkpoint(model, path, dtype=dtype) == LoadedKeys([], [])
     assert not is_deferred(model)
     assert model.head.weight is model.embedding.weight is weight
     assert sum(parameter is weight for parameter in optimizer.param_groups[0]["params"]) == 1
@@ -99,13 +100,13 @@ def test_tensors_map_the_file_and_writes_stay_in_the_process(saved: Model, tmp_p
     path = of_a_file(saved, tmp_path)
     before = path.read_bytes()
     model = deferred_init(construct)
-    load_safetensors(model, path)
+    load_checkpoint(model, path)
     assert not model.embedding.weight.untyped_storage().resizable()
     with torch.no_grad():
         model.embedding.weight.fill_(7)
     assert path.read_bytes() == before
     another = deferred_init(construct)
-    load_safetensors(another, path)
+    load_checkpoint(another, path)
     assert torch.equal(another.embedding.weight, saved.embedding.weight)
 
 
@@ -126,25 +127,37 @@ def test_missing_tensors_keep_their_constructed_values(tmp_path: Path) -> None:
         return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 
     model = deferred_init(two)
-    keys = load_safetensors(model, tmp_path / "part.safetensors", strict=False)
+    keys = load_checkpoint(model, tmp_path / "part.safetensors", strict=False)
     assert keys.missing_keys == ["0.bias", "1.weight", "1.bias"]
     assert keys.unexpected_keys == ["other"]
     assert torch.equal(model[0].weight, torch.ones(3, 3))
     assert torch.equal(model[1].weight, two()[1].weight)
 
 
+def test_keys_are_plain_values_too() -> None:
+    keys = LoadedKeys(["a"], [])
+    assert keys.to_dict() == {"missing_keys": ["a"], "unexpected_keys": []}
+
+
+def test_old_name_of_loading_is_deprecated() -> None:
+    model = deferred_init(nn.Linear, 2, 2)
+    with pytest.warns(TorchextDeprecationWarning, match="`load_safetensors` is deprecated: use `load_checkpoint`"):
+        load_safetensors(model, nn.Linear(2, 2).state_dict())
+    assert not is_deferred(model)
+
+
 def test_all_that_does_not_fit_is_in_one_error_and_nothing_has_changed(tmp_path: Path) -> None:
     safetensors.torch.save_file({"weight": torch.ones(3, 4), "more": torch.ones(1)}, tmp_path / "bad.safetensors")
     model = deferred_init(nn.Linear, 3, 3)
-    with pytest.raises(RuntimeError) as caught:
-        load_safetensors(model, tmp_path / "bad.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(model, tmp_path / "bad.safetensors")
     message = str(caught.value)
     assert 'Missing key(s) in state_dict: "bias"' in message
     assert 'Unexpected key(s) in state_dict: "more"' in message
     assert "size mismatch for weight: copying a param with shape torch.Size([3, 4])" in message
     assert all(map(is_deferred, model.parameters()))
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
-        load_safetensors(model, tmp_path / "bad.safetensors", strict=False)
+        load_checkpoint(model, tmp_path / "bad.safetensors", strict=False)
     assert all(map(is_deferred, model.parameters()))
 
 
@@ -152,7 +165,7 @@ def test_real_tensors_of_the_module_are_copied_into(tmp_path: Path) -> None:
     path = of_a_file(nn.Linear(3, 3), tmp_path)
     model = nn.Linear(3, 3)
     weight, address = model.weight, model.weight.data_ptr()
-    load_safetensors(model, path)
+    load_checkpoint(model, path)
     assert model.weight is weight
     assert weight.data_ptr() == address
     assert torch.equal(weight, safetensors.torch.load_file(path)["weight"])
@@ -161,14 +174,14 @@ def test_real_tensors_of_the_module_are_copied_into(tmp_path: Path) -> None:
 def test_values_pass_through_the_recorded_dtype() -> None:
     """Like `load_state_dict()` followed by `to()`: a module converted to half keeps half precision."""
     model = deferred_init(lambda: nn.Linear(2, 2, bias=False).half())
-    load_safetensors(model, {"weight": torch.full((2, 2), 1 / 3)}, dtype=torch.float32)
+    load_checkpoint(model, {"weight": torch.full((2, 2), 1 / 3)}, dtype=torch.float32)
     assert torch.equal(model.weight, torch.full((2, 2), 1 / 3).half().float())
 
 
 def test_parameters_that_are_not_tied_do_not_come_to_share_memory() -> None:
     shared = torch.ones(3, 3)
     model = deferred_init(lambda: nn.ParameterDict({"a": torch.zeros(3, 3), "b": torch.zeros(3, 3)}))
-    load_safetensors(model, {"a": shared, "b": shared})
+    load_checkpoint(model, {"a": shared, "b": shared})
     with torch.no_grad():
         model["a"].zero_()
     assert torch.equal(model["b"], torch.ones(3, 3))
@@ -188,7 +201,7 @@ def test_views_of_loaded_tensors_are_not_missing(tmp_path: Path) -> None:
     save_safetensors(saved, tmp_path / "model.safetensors")
     assert safetensors.torch.load_file(tmp_path / "model.safetensors").keys() == {"copy"}
     model = deferred_init(Views)
-    load_safetensors(model, tmp_path / "model.safetensors")
+    load_checkpoint(model, tmp_path / "model.safetensors")
     for name, tensor in saved.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
     assert model.rows.untyped_storage()._cdata == model.weight.untyped_storage()._cdata
@@ -209,7 +222,7 @@ class Versioned(nn.Linear):
 def test_versions_of_modules_are_those_of_the_state_dict(source: Callable[..., Any], tmp_path: Path) -> None:
     saved = Versioned(2, 2)
     model = deferred_init(Versioned, 2, 2)
-    load_safetensors(model, source(saved, tmp_path))
+    load_checkpoint(model, source(saved, tmp_path))
     assert torch.equal(model.weight, saved.weight)
 
 
@@ -223,7 +236,7 @@ def test_state_dict_of_the_caller_is_not_written() -> None:
             self.register_buffer("rows", self.weight.data[:2])
 
     model = deferred_init(Views)
-    load_safetensors(model, {"weight": whole, "rows": rows})
+    load_checkpoint(model, {"weight": whole, "rows": rows})
     assert torch.equal(model.weight, torch.cat([rows, whole[2:]]))
     assert torch.equal(whole, torch.ones(4, 2))
 
@@ -234,7 +247,7 @@ def test_views_pass_through_the_recorded_dtype_alike() -> None:
         return nn.ParameterDict({"a": fused[:2], "b": fused[2:]})
 
     model = deferred_init(halves)
-    load_safetensors(model, {"a": torch.full((2,), 1 / 3), "b": torch.full((2,), 1 / 3)}, dtype=torch.float32)
+    load_checkpoint(model, {"a": torch.full((2,), 1 / 3), "b": torch.full((2,), 1 / 3)}, dtype=torch.float32)
     wanted = torch.full((2,), 1 / 3).half().float()
     assert torch.equal(model["a"], wanted)
     assert torch.equal(model["b"], wanted)
@@ -242,7 +255,7 @@ def test_views_pass_through_the_recorded_dtype_alike() -> None:
 
 def test_dtypes_without_promotion_are_converted() -> None:
     model = deferred_init(nn.Linear, 2, 2)
-    load_safetensors(model, {"weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "bias": torch.ones(2)})
+    load_checkpoint(model, {"weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "bias": torch.ones(2)})
     assert torch.equal(model.weight, torch.ones(2, 2))
 
 
@@ -258,7 +271,7 @@ def test_unloadable_values_change_nothing(name: str) -> None:
     make, options, message = UNLOADABLE[name]
     model = deferred_init(nn.Linear, 2, 2)
     with pytest.raises(ValueError, match=message):
-        load_safetensors(model, {"weight": torch.ones(2, 2), "bias": make()}, **options)
+        load_checkpoint(model, {"weight": torch.ones(2, 2), "bias": make()}, **options)
     assert all(map(is_deferred, model.parameters()))
 
 
@@ -266,7 +279,7 @@ def test_default_device_does_not_matter(tmp_path: Path) -> None:
     with torch.device("meta"):
         save_safetensors({"weight": deferred_init(torch.ones, 3, device="cpu")}, tmp_path / "model.safetensors")
         model = deferred_init(lambda: nn.ParameterDict({"weight": torch.zeros(3, device="cpu")}))
-        load_safetensors(model, tmp_path / "model.safetensors")
+        load_checkpoint(model, tmp_path / "model.safetensors")
     assert torch.equal(model["weight"], torch.ones(3))
 
 
@@ -303,8 +316,8 @@ def test_damaged_files_are_named_and_change_nothing(name: str, tmp_path: Path) -
     content, message = DAMAGED[name]
     (tmp_path / "model.safetensors").write_bytes(content)
     model = deferred_init(nn.Linear, 2, 2)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_safetensors(model, tmp_path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(model, tmp_path)
     assert "model.safetensors" in str(caught.value)
     assert all(map(is_deferred, model.parameters()))
 
@@ -337,32 +350,32 @@ def test_wrong_indexes_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
     model = deferred_init(nn.Linear, 2, 2)
     with pytest.raises(ValueError, match=message):
-        load_safetensors(model, tmp_path)
+        load_checkpoint(model, tmp_path)
     assert all(map(is_deferred, model.parameters()))
 
 
 def test_pickles_run_no_code_and_hold_a_state_dict(tmp_path: Path) -> None:
     model = deferred_init(nn.Linear, 2, 2)
     torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
-    with pytest.raises(ValueError, match="module.pt is not a file of torch.save\\(\\) that holds tensors"):
-        load_safetensors(model, tmp_path / "module.pt")
+    with pytest.raises(CheckpointError, match="module.pt is not a file of torch.save\\(\\) that holds tensors"):
+        load_checkpoint(model, tmp_path / "module.pt")
     torch.save([torch.ones(2)], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match="list.pt was expected to hold a state dict, but it holds a list"):
-        load_safetensors(model, tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="list.pt was expected to hold a state dict, but it holds a list"):
+        load_checkpoint(model, tmp_path / "list.pt")
     (tmp_path / "garbage.pt").write_bytes(b"garbage")
-    with pytest.raises(ValueError, match="garbage.pt is not a file of torch.save"):
-        load_safetensors(model, tmp_path / "garbage.pt")
+    with pytest.raises(CheckpointError, match="garbage.pt is not a file of torch.save"):
+        load_checkpoint(model, tmp_path / "garbage.pt")
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     model = deferred_init(nn.Linear, 2, 2)
     with pytest.raises(FileNotFoundError, match="There is neither `model.safetensors` nor"):
-        load_safetensors(model, tmp_path)
+        load_checkpoint(model, tmp_path)
     for name in ("x.safetensors", "x.pt"):
         with pytest.raises(FileNotFoundError, match=f"There is no file .*{name}"):
-            load_safetensors(model, tmp_path / name)
+            load_checkpoint(model, tmp_path / name)
     with pytest.raises(TypeError, match="takes a module, but `module` is a dict"):
-        load_safetensors({}, tmp_path)
+        load_checkpoint({}, tmp_path)
 
 
 def test_file_whose_tensors_are_not_aligned_is_copied(tmp_path: Path) -> None:
@@ -372,5 +385,5 @@ def test_file_whose_tensors_are_not_aligned_is_copied(tmp_path: Path) -> None:
     data = b"\x01" + torch.tensor([1.0, 2.0]).numpy().tobytes()
     (tmp_path / "odd.safetensors").write_bytes(len(content).to_bytes(8, "little") + content.encode() + data)
     model = deferred_init(lambda: nn.ParameterDict({"w": torch.zeros(2)}))
-    load_safetensors(model, tmp_path / "odd.safetensors", strict=False)
+    load_checkpoint(model, tmp_path / "odd.safetensors", strict=False)
     assert torch.equal(model["w"], torch.tensor([1.0, 2.0]))

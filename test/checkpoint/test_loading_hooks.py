@@ -1,4 +1,4 @@
-"""A module's own code finds the same state during `load_safetensors()` as during an eager `load_state_dict()`."""
+"""What a module's own code finds while `load_checkpoint()` runs is what it finds in eager `load_state_dict()`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchext.checkpoint import load_safetensors
+from torchext import CheckpointError
+from torchext.checkpoint import load_checkpoint
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
 
@@ -189,7 +190,7 @@ def test_own_code_finds_the_eager_state(cls: type[nn.Module], dtype: torch.dtype
     eager = constructed(cls)
     eager.load_state_dict(saved_state(cls, dtype))
     module = constructed(deferred_init, cls)
-    load_safetensors(module, saved_state(cls, dtype))
+    load_checkpoint(module, saved_state(cls, dtype))
     assert contents(module) == contents(eager)
 
 
@@ -199,7 +200,7 @@ def test_own_code_finds_the_values_of_the_file(cls: type[nn.Module], tmp_path: P
     eager = constructed(cls)
     eager.load_state_dict(saved_state(cls))
     module = constructed(deferred_init, cls)
-    load_safetensors(module, tmp_path / "model.pt")
+    load_checkpoint(module, tmp_path / "model.pt")
     assert contents(module) == contents(eager)
 
 
@@ -210,7 +211,7 @@ def test_own_code_finds_values_in_the_recorded_dtype(cls: type[nn.Module]) -> No
     eager.load_state_dict(saved_state(cls))
     eager.to(torch.float16)
     module = constructed(deferred_init, cls)
-    load_safetensors(module, saved_state(cls), dtype=torch.float16)
+    load_checkpoint(module, saved_state(cls), dtype=torch.float16)
     held = {name: tensor.float().tolist() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     assert held == {
         name: tensor.float().tolist() for name, tensor in [*eager.named_parameters(), *eager.named_buffers()]
@@ -221,8 +222,8 @@ def test_own_code_finds_values_in_the_recorded_dtype(cls: type[nn.Module]) -> No
 def test_loaded_tensors_are_restored_on_an_error(cls: type[nn.Module]) -> None:
     module = constructed(deferred_init, cls)
     state = saved_state(cls)
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        load_safetensors(module, {**state, "unexpected": torch.ones(1)})
+    with pytest.raises(CheckpointError, match="Unexpected key"):
+        load_checkpoint(module, {**state, "unexpected": torch.ones(1)})
     expected = constructed(cls)
     materialize_module(module)
     for name, tensor in expected.named_parameters():
@@ -244,7 +245,7 @@ def test_a_hook_that_raises_leaves_the_values_of_construction() -> None:
 
     module = constructed(deferred_init, make)
     with pytest.raises(ValueError, match=r"sum 9\.0"):
-        load_safetensors(module, {"weight": torch.ones(3, 3), "bias": torch.ones(3)})
+        load_checkpoint(module, {"weight": torch.ones(3, 3), "bias": torch.ones(3)})
     assert is_deferred(module.weight)
     materialize_module(module)
     assert torch.equal(module.weight, constructed(make).weight)
@@ -262,7 +263,7 @@ def test_tensors_kept_by_a_hook_are_not_changed_by_later_writes() -> None:
         return module
 
     module = deferred_init(make)
-    load_safetensors(module, {"weight": torch.ones(3, 3), "bias": torch.ones(3)})
+    load_checkpoint(module, {"weight": torch.ones(3, 3), "bias": torch.ones(3)})
     with torch.no_grad():
         module.weight.zero_()
     assert torch.equal(materialize_tensor(kept[0]), torch.full((3, 3), 2.0))
@@ -271,7 +272,7 @@ def test_tensors_kept_by_a_hook_are_not_changed_by_later_writes() -> None:
 def test_with_hooks_memory_is_shared_as_without(tmp_path: Path) -> None:
     state = saved_state(PostHook)
     module = constructed(deferred_init, PostHook)
-    load_safetensors(module, state)
+    load_checkpoint(module, state)
     assert module.weight.data_ptr() == state["weight"].data_ptr()
 
 
@@ -287,7 +288,7 @@ def test_lazy_modules_get_the_loaded_shapes(make: Callable[[], nn.Module], shape
     saved = make()
     saved(torch.randn(shape))
     module = deferred_init(make)
-    load_safetensors(module, saved.state_dict())
+    load_checkpoint(module, saved.state_dict())
     for name, tensor in saved.state_dict().items():
         assert torch.equal(module.state_dict()[name], tensor), name
     assert torch.equal(module.eval()(torch.ones(shape)), saved.eval()(torch.ones(shape)))

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.checkpoint import load_checkpoint, save_safetensors
 from torchext.deferred_init import deferred_init
 
 DTYPES = [dtype for dtype in safetensors.torch._SIZE if dtype is not None and "float4" not in str(dtype)]
@@ -111,7 +111,7 @@ def test_saved_tensors_are_loaded(state: Any) -> None:
     module = deferred_init(lambda: construct().apply(lambda one: [buffer.zero_() for buffer in one.buffers()] and one))
     with tempfile.TemporaryDirectory() as folder:
         save_safetensors(deferred_init(construct), Path(folder, "model.safetensors"))
-        load_safetensors(module, Path(folder, "model.safetensors"))
+        load_checkpoint(module, Path(folder, "model.safetensors"))
     for (name, found), wanted in zip(module.named_buffers(), eager.buffers(), strict=True):
         assert found.dtype == wanted.dtype, name
         assert torch.equal(bits(found), bits(wanted)), name

@@ -16,7 +16,8 @@ from checkpoint_programs import grow_while_saving, one_large_tensor, several_ten
 from processes import run_alone
 from torch import nn
 
-from torchext.checkpoint import save_safetensors
+from torchext import CheckpointError
+from torchext.checkpoint import plan_checkpoint, save_safetensors
 from torchext.deferred_init import deferred_init, is_deferred
 
 SMALL = {
@@ -199,13 +200,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "another object": (lambda: {"step": 3}, TypeError, "`step` was expected to be a tensor, but it is a int"),
     "a name that is not a string": (lambda: {3: torch.ones(2)}, TypeError, "expected to be strings, but one is 3"),
     "a reserved name": (lambda: {"__metadata__": torch.ones(2)}, ValueError, "cannot be called `__metadata__`"),
-    "a name that is not text": (lambda: {"\ud800": torch.ones(2)}, ValueError, "which is no text in UTF-8"),
+    "a name that is not text": (lambda: {"\ud800": torch.ones(2)}, ValueError, "which is not valid UTF-8"),
     "a sparse tensor": (lambda: {"s": torch.ones(2).to_sparse()}, ValueError, "`s` has the layout torch.sparse_coo"),
     "a meta tensor": (lambda: {"m": torch.ones(2, device="meta")}, ValueError, "`m` is on the device `meta`"),
     "an unknown dtype": (lambda: {"c": torch.ones(2, dtype=torch.complex128)}, TypeError, "torch.complex128"),
     "overlapping parts": (
         lambda: dict(zip("ab", (lambda t: (t[:6], t[4:]))(torch.ones(10)), strict=True)),
-        RuntimeError,
+        CheckpointError,
         "`a`, `b` share memory, and none of them shows all of it",
     ),
 }
@@ -242,5 +243,26 @@ def test_fakes_without_a_recording_are_refused(tmp_path: Path) -> None:
 
     with fake_mode():
         fake = torch.ones(3)
-    with pytest.raises(ValueError, match="`f` is fake, so that it has no values to be saved"):
+    with pytest.raises(ValueError, match="`f` is fake, so it has no values to save"):
         save_safetensors({"f": fake}, tmp_path / "out")
+
+
+def test_plan_is_what_is_written(tmp_path: Path) -> None:
+    model = deferred_init(nn.Linear, 64, 64)
+    plan = plan_checkpoint(model, tmp_path / "model", max_shard_size="10KB")
+    assert list(tmp_path.iterdir()) == []
+    save_safetensors(model, tmp_path / "model", max_shard_size="10KB")
+    written = {path.name: path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors")}
+    found = json.loads(json.dumps(plan.to_dict()))
+    assert {file["file"]: file["bytes"] for file in found["files"]} == written
+    assert plan.nbytes == found["bytes"] == sum(written.values())
+    assert repr(plan) == f"CheckpointPlan(2 files, 16.5 KiB, in {str(tmp_path / 'model')!r})"
+    assert str(plan).splitlines()[0].split() == ["file", "tensors", "bytes"]
+    assert "<td>model-00001-of-00002.safetensors</td>" in plan._repr_html_()
+
+
+def test_progress_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="torchext.checkpoint"):
+        save_safetensors(deferred_init(nn.Linear, 2, 2), tmp_path / "model")
+    assert [message.partition(" ")[0] for message in caplog.messages] == ["Writing", "Wrote", "Wrote", "The"]
+    assert {record.name for record in caplog.records} == {"torchext.checkpoint"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.checkpoint import load_checkpoint, save_safetensors
 from torchext.deferred_init import deferred_init, materialize_module, materialize_tensor
 
 pytestmark = [
@@ -87,7 +87,7 @@ def test_files_are_loaded_by_one_copy_of_each_tensor(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_safetensors(deferred_init(layers, "cpu"), path)
     model = deferred_init(layers, "cpu")
-    copies = copies_of(lambda: load_safetensors(model, path, device="cuda"))
+    copies = copies_of(lambda: load_checkpoint(model, path, device="cuda"))
     assert sorted(copies) == sorted(Copy("H->D", parameter.nbytes) for parameter in model.parameters())
     assert all(parameter.is_cuda for parameter in model.parameters())
 

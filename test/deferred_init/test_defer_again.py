@@ -235,7 +235,7 @@ class TestMemory:
         materialize_tensor(tensor, retain_graph=True)
         defer_again(tensor)
         materialize_tensor(tensor)
-        with pytest.raises(ValueError, match="nothing is kept of how its data came about"):
+        with pytest.raises(ValueError, match="the recording of its data was not retained"):
             defer_again(tensor)
 
 

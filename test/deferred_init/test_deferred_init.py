@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,56 @@ CHANGES_OF_METADATA = {
     "unsqueeze_": lambda tensor: tensor.unsqueeze_(0),
     "as_strided_": lambda tensor: tensor.as_strided_((2,), (3,)),
 }
+
+
+class TestBlocks:
+    def test_construction_in_the_block_is_deferred(self) -> None:
+        with deferred_init() as nothing:
+            module = nn.Linear(3, 3)
+        assert nothing is None
+        assert is_deferred(module)
+        assert not is_deferred(nn.Linear(3, 3))
+        torch.manual_seed(0)
+        with deferred_init():
+            deferred = nn.Linear(3, 3)
+        torch.manual_seed(0)
+        assert_same_module(materialize_module(deferred), nn.Linear(3, 3))
+
+    def test_decorated_function_defers_in_each_call(self) -> None:
+        @deferred_init()
+        def build(size: int) -> nn.Module:
+            """Return a layer."""
+            return nn.Linear(size, size)
+
+        assert is_deferred(build(2))
+        assert is_deferred(build(size=3))
+        assert build.__doc__ == "Return a layer."
+
+    def test_block_ends_with_an_exception(self) -> None:
+        with pytest.raises(ZeroDivisionError), deferred_init():
+            1 / 0  # noqa: B018
+        assert not is_deferred(torch.ones(2))
+
+    def test_blocks_nest(self) -> None:
+        with deferred_init():
+            with deferred_init():
+                pass
+            assert is_deferred(torch.ones(2))
+        assert not is_deferred(torch.ones(2))
+
+    def test_unknown_arguments_of_a_block_are_refused(self) -> None:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'tracing'"):
+            deferred_init(tracing=True)
+
+    def test_materialize_module_returns_the_module(self) -> None:
+        module = deferred_init(nn.Linear, 3, 3)
+        assert materialize_module(module) is module
+
+    def test_materializing_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("INFO", logger="torchext"):
+            materialize_module(deferred_init(nn.Linear, 3, 3, bias=False))
+        assert re.search(r"^Materialized 36 B in [0-9.]+ s\.$", caplog.messages[-1])
+        assert caplog.records[-1].name == "torchext.deferred_init"
 
 
 class TestIdentity:
@@ -309,7 +360,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="takes a tensor, but `tensor` is a Linear"):
             materialize_tensor(nn.Linear(1, 1))  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="takes a module, but `module` is a Tensor"):
-            materialize_module(torch.ones(1))  # type: ignore[arg-type]
+            materialize_module(torch.ones(1))  # type: ignore[type-var]
 
     def test_failing_operator_inside_is_the_users_own_error(self) -> None:
         with pytest.raises(RuntimeError, match="must match the size|broadcast"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import pickle
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +15,7 @@ from common import too_large_to_copy
 from expecttest import TestCase
 from torch import Tensor, nn
 
+from torchext import MaterializationError, TorchextDeprecationWarning
 from torchext.deferred_init import (
     RecordedValue,
     deferred_init,
@@ -93,7 +96,7 @@ return %7""",
                 self.scale = torch.ones(512)
 
         module: nn.Module = deferred_init(Model)
-        materialize_module(module.body[2], buffers_only=True)
+        materialize_module(module.body[2], buffers_only=True)  # type: ignore[type-var]
         with fake_mode():
             module.register_buffer("unknown", torch.ones(1))
         self.assertExpectedInline(
@@ -202,6 +205,17 @@ class TestRecords:
         module.register_buffer("sparse", torch.eye(2).to_sparse())
         assert "deferred, real" in summary(module)
 
+    def test_summary_is_text_plain_values_and_html_tables(self) -> None:
+        found = summary(deferred_init(nn.Linear, 2, 2), time="predicted")
+        assert repr(found) == str(found)
+        assert pickle.loads(pickle.dumps(found)).to_dict() == found.to_dict()
+        values = json.loads(json.dumps(found.to_dict()))
+        row = {"module": "(self)", "class": "Linear", "parameters": 6, "bytes": 24, "state": "deferred"}
+        assert values["modules"][0].items() >= row.items()
+        assert values["operators"][0]["operator"] == "aten::uniform_"
+        assert isinstance(values["operators"][0]["predicted"], float)
+        assert found._repr_html_().count("<table>") == 2
+
 
 class TestTracing:
     def test_operations_record_the_users_line(self) -> None:
@@ -211,7 +225,8 @@ class TestTracing:
                 self.linear = nn.Linear(2, 2)  # in the model
                 self.linear.weight.data.mul_(2)  # doubled
 
-        module = deferred_init(Model, trace=True)
+        with deferred_init(trace=True):
+            module = Model()
         explanation = explain(module.linear.weight)
         assert [op.source for op in explanation] == [
             f"{line_of('in the model')} in __init__",
@@ -221,7 +236,8 @@ class TestTracing:
         assert str(explanation[0]).endswith(f"  # {line_of('in the model')} in __init__")
 
     def test_a_module_of_pytorchs_own_is_traced_to_its_construction(self) -> None:
-        module = deferred_init(nn.Linear, 2, 2, trace=True)  # constructed
+        with deferred_init(trace=True):
+            module = nn.Linear(2, 2)  # constructed
         assert explain(module.bias)[0].source == (
             f"{line_of('constructed')} in test_a_module_of_pytorchs_own_is_traced_to_its_construction"
         )
@@ -237,17 +253,14 @@ class TestTracing:
         assert sources[2] is None
 
     def test_nests_and_ends_with_an_exception(self) -> None:
-        with tracing(), pytest.raises(KeyError):
-            deferred_init({}.__getitem__, "missing", trace=True)
+        with tracing(), pytest.raises(KeyError), deferred_init(trace=True):
+            {}["missing"]
         with tracing():
             with tracing():
                 pass
             inside = deferred_init(torch.ones, 1)
         assert explain(inside)[0].source is not None
         assert explain(deferred_init(torch.ones, 1))[0].source is None
-
-    def test_false_traces_no_more_than_before(self) -> None:
-        assert explain(deferred_init(torch.ones, 1, trace=False))[0].source is None
 
     def test_keyword_of_the_function_is_its_own(self) -> None:
         def build(trace: object = None) -> tuple[Tensor, object]:
@@ -257,29 +270,49 @@ class TestTracing:
         assert trace == "mine"
         assert explain(tensor)[0].source is None
 
-    def test_keyword_is_not_passed_to_variadic_keywords(self) -> None:
-        def build(**kwargs: object) -> Tensor:
-            assert not kwargs
-            return torch.ones(1)
+    def test_any_keyword_of_the_function_is_its_own(self) -> None:
+        def build(**kwargs: object) -> tuple[Tensor, object]:
+            return torch.ones(1), kwargs
 
-        assert explain(deferred_init(build, trace=True))[0].source is not None
+        tensor, kwargs = deferred_init(build, trace=True)
+        assert kwargs == {"trace": True}
+        assert explain(tensor)[0].source is None
+
+    @pytest.mark.parametrize("trace", [True, False])
+    def test_keyword_that_the_function_does_not_have_is_deprecated(self, trace: bool) -> None:
+        with pytest.warns(TorchextDeprecationWarning, match=r"use `with deferred_init\(trace=\.\.\.\):`") as caught:
+            tensor = deferred_init(torch.ones, 1, trace=trace)
+        assert (explain(tensor)[0].source is not None) == trace
+        assert caught[0].filename == __file__
 
     def test_error_names_the_line(self) -> None:
         real = too_large_to_copy()
-        deferred = deferred_init(lambda: torch.zeros(2) + real, trace=True)  # culprit
+        with deferred_init(trace=True):
+            deferred = torch.zeros(2) + real  # culprit
         real.add_(1)
         where = re.escape(line_of("culprit"))
-        with pytest.raises(RuntimeError, match=rf"(?s)`aten::add.Tensor` was recorded with .* recorded at {where} in "):
+        with pytest.raises(
+            MaterializationError, match=rf"(?s)`aten::add.Tensor` was recorded with .* recorded at {where} in "
+        ):
             materialize_tensor(deferred)
 
     def test_error_of_a_kernel_names_the_line(self) -> None:
         def build() -> Tensor:
             return torch.ones(2)[torch.tensor([7])]  # too far
 
-        deferred = deferred_init(build, trace=True)
+        with deferred_init(trace=True):
+            deferred = build()
         where = re.escape(line_of("too far"))
         with pytest.raises(IndexError, match=rf"(?s)out of bounds.*`aten::index.Tensor`, recorded at {where} in build"):
             materialize_tensor(deferred)
+
+    def test_is_plain_values_and_a_table_too(self) -> None:
+        explanation = explain(deferred_init(nn.Linear, 2, 2).weight)
+        found = json.loads(json.dumps(explanation.to_dict()))
+        assert [one["name"] for one in found["operations"]] == ["aten::empty", "aten::uniform_"]
+        assert found["operations"][1]["writes"] == [{"number": 1, "shape": [2, 2], "dtype": "torch.float32"}]
+        assert found["result"] == "%1"
+        assert "<td>aten::uniform_(%0, " in explanation._repr_html_()
 
     def test_signature_stays_that_of_torchdistx(self) -> None:
         parameters = inspect.signature(deferred_init).parameters.values()

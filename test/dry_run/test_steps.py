@@ -66,7 +66,7 @@ def peak_of(source: str) -> int:
     gc.collect()
     with world(1, gpus=GPU, backend=None, values="assume", is_launched=False), track_memory() as memory:
         exec(source, {})
-    return memory.peak().allocated
+    return memory.peak_allocated().allocated
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -300,7 +300,7 @@ class TestGraphBreaks:
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_state_is_restored_behind_a_break_in_a_region(self, backend: str) -> None:
         def function(x: Tensor, region: Any) -> Any:
-            with amp.autocast(dtype=FP16, cache=False), region:
+            with amp.autocast(dtype=FP16, cache_enabled=False), region:
                 y = x @ W
                 torch._dynamo.graph_break()
                 states = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
@@ -329,7 +329,7 @@ class TestGraphBreaks:
         """PyTorch's own region stays open after an error in a graph of the backend "eager"."""
 
         def function(x: Tensor, index: Tensor) -> Tensor:
-            with amp.autocast("cpu"), amp.autocast("cpu", dtype=FP16, cache=False), torch.no_grad():
+            with amp.autocast("cpu"), amp.autocast("cpu", dtype=FP16, cache_enabled=False), torch.no_grad():
                 return (x @ W)[index]
 
         run = compiled(function, backend)

@@ -12,7 +12,7 @@ from common import COMPUTES_ON_CUDA, assert_same_tensor, has_same_bits
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from torchext.checkpoint import load_safetensors, save_safetensors
+from torchext.checkpoint import load_checkpoint, save_safetensors
 from torchext.deferred_init import defer_again, deferred_init, materialize_module, materialize_tensor
 
 pytestmark = pytest.mark.cuda
@@ -69,7 +69,7 @@ def test_file_has_the_bits_of_eager_construction(seed: int, tmp_path: Path) -> N
             assert has_same_bits(saved[name], wanted.cpu()), name
 
     _, other = eager_and_deferred(seed)
-    load_safetensors(other, tmp_path / "model.safetensors")
+    load_checkpoint(other, tmp_path / "model.safetensors")
     for name, wanted in eager.state_dict().items():
         assert_same_tensor(other.state_dict()[name], wanted, name, strictly=False)
 

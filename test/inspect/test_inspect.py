@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -627,7 +629,16 @@ def test_state_prints_as_a_table() -> None:
     assert lines[-1].split() == ["creation_metadata", "None"]
 
 
-def test_other_objects_are_errors() -> None:
+def test_results_are_plain_values_and_html_tables_too() -> None:
+    state, found = tensor_state(normal()), route(aten.neg_, normal())
+    assert json.loads(json.dumps(state.to_dict())) == {**dataclasses.asdict(state), "keys": list(state.keys)}
+    assert "<td>AutocastCPU, AutogradCPU, ADInplaceOrView, CPU</td>" in state._repr_html_()
+    steps = json.loads(json.dumps(found.to_dict()))
+    assert (steps["operator"], [step["key"] for step in steps["steps"]]) == (found.operator, [s.key for s in found])
+    assert found._repr_html_().startswith("<table><thead><tr><th>aten::neg_</th>")
+
+
+def test_what_is_no_tensor_is_an_error() -> None:
     with pytest.raises(TypeError, match="takes a tensor, but `tensor` is a int"):
         tensor_state(3)
 

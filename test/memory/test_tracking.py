@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import pickle
 import re
 import threading
@@ -19,10 +20,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
-from torchext import _C
+from torchext import _C, TorchextDeprecationWarning
 from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
-from torchext.memory import Category, Phase, TrackedMemory, fits, max_batch, track_memory
+from torchext.memory import Category, MaxBatch, Phase, TrackedMemory, fits, max_batch, track_memory
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -47,8 +48,8 @@ class TestPeak:
         with fake_mode(gpu=True), track_memory() as memory:
             step = trainer()
             step()
-            assert memory.peak().allocated == torch.cuda.max_memory_allocated()
-            assert memory.peak(of_reserved=True).reserved == torch.cuda.max_memory_reserved()
+            assert memory.peak_allocated().allocated == torch.cuda.max_memory_allocated()
+            assert memory.peak_reserved().reserved == torch.cuda.max_memory_reserved()
             assert memory.now().allocated == torch.cuda.memory_allocated()
 
     def test_counts_earlier_allocations(self) -> None:
@@ -56,7 +57,7 @@ class TestPeak:
             before = torch.empty(MIB, dtype=torch.uint8, device="cuda")
             with track_memory() as memory:
                 torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
-            assert memory.peak().allocated == 3 * MIB
+            assert memory.peak_allocated().allocated == 3 * MIB
             del before
 
     def test_of_a_part_of_the_program_excludes_earlier_peaks(self) -> None:
@@ -64,25 +65,25 @@ class TestPeak:
             torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
             with track_memory() as part:
                 torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
-        assert (whole.peak().allocated, part.peak().allocated) == (8 * MIB, 2 * MIB)
+        assert (whole.peak_allocated().allocated, part.peak_allocated().allocated) == (8 * MIB, 2 * MIB)
 
     def test_of_each_device_is_its_own(self) -> None:
         with fake_mode(gpu=2), track_memory() as memory:
             tensors = [torch.empty((i + 1) * MIB, dtype=torch.uint8, device=f"cuda:{i}") for i in range(2)]
-        assert [memory.peak(tensor.device).allocated for tensor in tensors] == [MIB, 2 * MIB]
+        assert [memory.peak_allocated(tensor.device).allocated for tensor in tensors] == [MIB, 2 * MIB]
         assert memory.devices == [torch.device("cuda:0"), torch.device("cuda:1")]
 
     def test_is_not_known_of_other_devices(self) -> None:
         with fake_mode(gpu=True), track_memory() as memory:
             torch.empty(1, device="cuda")
         with pytest.raises(ValueError, match="allocated on 'cuda:3', only on cuda:0"):
-            memory.peak("cuda:3")
+            memory.peak_allocated("cuda:3")
 
     def test_is_unknown_without_allocations(self) -> None:
         with track_memory() as memory:
             pass
-        with pytest.raises(ValueError, match="Nothing has been allocated"):
-            memory.peak()
+        with pytest.raises(ValueError, match="Nothing was allocated"):
+            memory.peak_allocated()
 
     def test_of_fakes_on_the_cpu_is_that_of_real_tensors(self) -> None:
         peaks = []
@@ -97,7 +98,7 @@ class TestPeak:
                 with track_memory() as memory:
                     step = trainer("cpu")
                     step()
-            peaks.append(memory.peak("cpu").allocated)
+            peaks.append(memory.peak_allocated("cpu").allocated)
         real, fake = peaks
         assert abs(real - fake) < 0.01 * real  # CPU kernels have small buffers
 
@@ -307,16 +308,16 @@ class TestHost:
             assert pinned.pin_memory() is pinned
         assert memory.places == ["cpu", "pinned"]
         assert memory.devices == [torch.device("cpu")]
-        assert memory.peak("cpu").allocated == 3 * MIB
-        assert memory.peak("pinned").allocated == 4 * MIB
+        assert memory.peak_allocated("cpu").allocated == 3 * MIB
+        assert memory.peak_allocated("pinned").allocated == 4 * MIB
         assert [a.requested for a in memory.allocations("pinned")] == [3 * MIB]
 
     def test_pinned_memory_is_kept_and_used_again(self) -> None:
         with fake_mode(gpu=True), track_memory() as memory:
             for size in (3 * MIB, 4 * MIB, 5 * MIB, 2 * MIB):
                 torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        assert memory.peak("pinned").allocated == 8 * MIB
-        assert memory.peak("pinned", of_reserved=True).reserved == (4 + 8 + 2) * MIB
+        assert memory.peak_allocated("pinned").allocated == 8 * MIB
+        assert memory.peak_reserved("pinned").reserved == (4 + 8 + 2) * MIB
 
     @pytest.mark.parametrize(
         ("make", "is_pinned"),
@@ -357,10 +358,10 @@ class TestHost:
             with torch.autograd.graph.save_on_cpu(pin_memory=True):
                 y = model(x)
             y.sum().backward()
-        assert memory.peak("pinned").by_category[Category.ACTIVATION] == 3 * MIB
+        assert memory.peak_allocated("pinned").by_category[Category.ACTIVATION] == 3 * MIB
 
     def test_offloaded_parameters_gradients_and_states_are_there(self) -> None:
-        with world(2, gpus="L4-24GB"), track_memory(lines=True) as memory:
+        with world(2, gpus="L4-24GB"), track_memory(trace=True) as memory:
             model = nn.Linear(64, 64)
             fully_shard(model, offload_policy=CPUOffloadPolicy())
             optimizer = torch.optim.Adam(model.parameters())
@@ -392,7 +393,7 @@ class TestHolders:
         assert {a.module for a in gradients} == {"Sequential.0", "Sequential.1"}
 
     def test_are_lines_of_the_program_where_they_are_tracked(self) -> None:
-        with fake_mode(gpu=True), track_memory(lines=True) as memory:
+        with fake_mode(gpu=True), track_memory(trace=True) as memory:
             tensor = torch.empty(MIB, device="cuda")
         (line,) = memory.by_line()
         assert "test_tracking.py" in line
@@ -401,7 +402,7 @@ class TestHolders:
     def test_need_tracking_with_lines(self) -> None:
         with fake_mode(gpu=True), track_memory() as memory:
             tensor = torch.empty(MIB, device="cuda")
-        with pytest.raises(ValueError, match=r"track_memory\(lines=True\)"):
+        with pytest.raises(ValueError, match=r"track_memory\(trace=True\)"):
             memory.by_line()
         del tensor
 
@@ -445,7 +446,7 @@ class TestReports:
         assert "<svg" in (tmp_path / "memory.svg").read_text()
 
     def test_are_not_drawn_into_other_files(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"must end with .html, .svg or .png"):
+        with pytest.raises(ValueError, match=r"expected a name that ends with .html, .svg or .png"):
             self.memory().plot(tmp_path / "memory.txt")
 
     def test_snapshots_have_the_layout_of_pytorch(self, tmp_path: Path) -> None:
@@ -461,7 +462,7 @@ class TestReports:
         pytest.importorskip("torch.cuda._memory_viz").segsum(snapshot)
 
     def test_snapshots_name_categories_and_lines(self, tmp_path: Path) -> None:
-        with fake_mode(gpu=True), track_memory(lines=True) as memory:
+        with fake_mode(gpu=True), track_memory(trace=True) as memory:
             tensor = torch.empty(MIB, device="cuda")
             memory.save_snapshot(tmp_path / "memory.pickle")
         ((entry,),) = pickle.loads((tmp_path / "memory.pickle").read_bytes())["device_traces"]
@@ -475,7 +476,7 @@ class TestReports:
     def test_show_reserved_and_unused_memory(self) -> None:
         with fake_mode(gpu=True), track_memory() as memory:
             tensor = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
-        fragmentation = memory.peak().fragmentation
+        fragmentation = memory.peak_allocated().fragmentation
         assert fragmentation == 15 * MIB  # the segment has 20 MiB
         assert re.search(r" 15\.00 MiB +fragmentation", memory.report())
         del tensor
@@ -502,14 +503,38 @@ class TestBlocks:
             thread = threading.Thread(target=allocate)
             thread.start()
             thread.join()
-        assert memory.peak().allocated == MIB
+        assert memory.peak_allocated().allocated == MIB
+
+
+def test_tracked_memory_describes_itself() -> None:
+    with fake_mode(gpu=True), track_memory() as memory:
+        assert repr(memory) == "TrackedMemory(no allocations)"
+        kept = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+        del kept
+    assert repr(memory) == "TrackedMemory(cuda:0: 2.00 MiB allocated and 20.00 MiB reserved at the peak)"
+    assert "<td>inputs</td>" in memory._repr_html_()
+    assert memory.to_dict()["cuda:0"]["peak_reserved"] == 20 * MIB
+    assert json.loads(json.dumps(memory.to_dict())) == memory.to_dict()
+
+
+def test_old_names_of_tracking_warn() -> None:
+    with pytest.warns(TorchextDeprecationWarning, match=r"`track_memory\(lines=\)` is deprecated: use `trace=`"):
+        block = track_memory(lines=True)  # type: ignore[call-arg]
+    with fake_mode(gpu=True), block as memory:
+        torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+        assert memory.allocations(at=0)[0].line
+    with pytest.warns(TorchextDeprecationWarning, match=r"use `peak_allocated\(\)`"):
+        assert memory.peak() == memory.peak_allocated()
+    with pytest.warns(TorchextDeprecationWarning, match=r"use `peak_reserved\(\)`"):
+        assert memory.peak(of_reserved=True) == memory.peak_reserved()
 
 
 class TestFits:
     def test_reports_the_headroom(self) -> None:
         fit = fits(lambda: trainer()(), "L4")
         assert fit
-        assert fit.headroom == FakeGPU("L4").memory - fit.peak
+        assert fit.headroom == FakeGPU("L4").memory - fit.peak_reserved
+        assert fit.peak_allocated == fit.memory.peak_allocated().allocated <= fit.peak_reserved
 
     def test_reports_the_memory_if_it_does_not(self) -> None:
         fit = fits(lambda: trainer(batch=10**8)(), "A100-40GB")
@@ -522,8 +547,38 @@ class TestFits:
             fits(lambda: 1 / 0)
 
     def test_unknown_devices_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="'H1000' is unknown. Known are A100-40GB"):
+        with pytest.raises(ValueError, match="Unknown GPU 'H1000'. Did you mean H100-80GB"):
             fits(lambda: None, "H1000")
+
+    def test_gpu_is_a_name_a_count_or_a_description(self) -> None:
+        capacities = {fits(lambda: trainer()(), gpu=gpu).capacity for gpu in ("H100", 1, FakeGPU("H100-80GB"))}
+        assert capacities == {FakeGPU("H100-80GB").memory}
+        with pytest.raises(ValueError, match="`gpu`: expected a GPU, got 0"):
+            fits(lambda: None, gpu=0)
+
+    def test_results_describe_themselves(self) -> None:
+        fit = fits(lambda: trainer()(), "L4")
+        assert re.fullmatch(r"Fit\(fits: .* reserved and .* allocated at the peak, of 22\.04 GiB\)", repr(fit))
+        assert "<table>" in fit._repr_html_()
+        found = json.loads(json.dumps(fit.to_dict()))
+        assert (found["fits"], found["peak_reserved"]) == (True, fit.peak_reserved)
+        assert found["memory"]["cuda:0"]["peak_allocated"] == fit.peak_allocated
+        assert sum(found["memory"]["cuda:0"]["by_category"].values()) == fit.peak_allocated
+        batch = MaxBatch(8, [])
+        assert (repr(batch), str(batch), f"{batch}", batch.to_dict()) == (
+            "MaxBatch(8)",
+            "8",
+            "8",
+            {"size": 8, "assumed": []},
+        )
+
+    def test_old_names_warn(self) -> None:
+        with pytest.warns(TorchextDeprecationWarning, match=r"`fits\(device=\)` is deprecated: use `gpu=`"):
+            fit = fits(lambda: trainer()(), device="L4")  # type: ignore[call-arg]
+        with pytest.warns(TorchextDeprecationWarning, match=r"`Fit\.peak` is deprecated: use `peak_reserved`"):
+            assert fit.peak == fit.peak_reserved
+        with pytest.warns(TorchextDeprecationWarning, match=r"`fits\(lines=\)` is deprecated: use `trace=`"):
+            fits(lambda: trainer()(), lines=True)  # type: ignore[call-arg]
 
     def test_the_largest_batch_fits_and_the_next_does_not(self) -> None:
         gpu = FakeGPU("small", memory=256 * MIB)
@@ -614,7 +669,7 @@ class TestDevices:
                 torch.ones(nbytes, dtype=torch.uint8, device=device)
                 for nbytes, device in ((8 * MIB, "cpu"), (MIB, "cuda:1"), (2 * MIB, "cuda:3"), (MIB, "cuda:0"))
             ]
-            assert memory.peak().device == "cuda:3"
+            assert memory.peak_allocated().device == "cuda:3"
             assert memory.report().startswith("Peak memory of cuda:3: 2.00 MiB allocated")
         del kept
 

@@ -1,4 +1,4 @@
-"""Autocast: operators that choose the precision that they run in, on PyTorch's own `Autocast*` keys and kernels.
+"""Autocast: operators choose the precision in which they run, on PyTorch's own `Autocast*` keys and kernels.
 
 There are four ways to use it: the context manager `autocast()`; the decorators `autocast`, `float` and `half`;
 AmpTensors, which `wrap()` returns; and self-cleaning regions, `autocast(self_cleaning=True)`. docs/how_to/autocast.md
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import _C
-from . import backward, function_modes, patches  # noqa: F401  (declare what is replaced, and what the core calls)
+from ..tools.deprecation import RenamedAttribute
+from . import backward, function_modes, patches  # noqa: F401  (declare patches, and functions that the core calls)
 from .amp_tensor import AmpTensor, is_amp, unwrap, wrap
 from .decorators import Autocasting, InFloat32, InLowerPrecision, decorate
 from .policies import policy, register_policy
@@ -24,35 +25,36 @@ T = TypeVar("T", bound=Callable[..., Any])
 class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as torch.autocast is
     """A region in which operators autocast: `with autocast(): ...`.
 
-    It sets the state of the thread that `torch.autocast` sets, and each sees the other. Regions nest, also disabled
-    regions in enabled ones, and regions of different dtypes; one object may be entered any number of times, on any
-    thread. When the last region of the thread has been left, PyTorch forgets the casts of weights. Enabling autocast
-    for a device type that this machine lacks has no effect on tensors elsewhere.
+    It sets the same thread-local state as `torch.autocast`, so both report and respect each other's settings. Regions
+    nest, including disabled regions in enabled ones and regions of different dtypes. One object can be entered any
+    number of times, on any thread. When the last region of the thread ends, PyTorch drops the cached casts of weights.
+    Enabling autocast for a device type that this machine lacks has no effect on tensors on other devices.
 
-    Running `backward()` in an enabled region warns once for each line that does.
+    Running `backward()` in an enabled region warns once for each source line.
 
-    As a decorator, `@autocast` or `@autocast("cuda", dtype=...)`, it runs a function in such a region. Where operators
-    do not autocast for the device type yet, the floating tensors that the function returns, in any container that
-    `torch.utils._pytree` knows, are cast to float32; where they do, they are returned as they are. Methods,
-    generators, `async def` functions, modules and their classes, and classes of autograd functions can be decorated:
-    the `backward` of the last runs as its `forward` did.
+    As a decorator, `@autocast` or `@autocast("cuda", dtype=...)`, it runs a function in such a region. If operators do
+    not autocast for the device type outside of the call, the floating point tensors that the function returns, in any
+    container that `torch.utils._pytree` handles, are cast to float32. Otherwise they are returned unchanged. Methods,
+    generators, `async def` functions, modules and their classes, and classes of autograd functions can be decorated.
+    The `backward` of an autograd function runs as its `forward` did.
 
     Args:
-        device_type: The type of the devices, as `tensor.device.type` is. By default the accelerator that is in use, the
-            fake one inside `fake_mode(gpu=...)`, or else the CPU.
-        dtype: `torch.bfloat16` or `torch.float16`, to which operators that gain from it cast. By default what
-            `torch.get_autocast_dtype(device_type)` says. With another dtype the region is disabled, with a warning, on
-            all devices but CUDA.
+        device_type: The device type, as in `tensor.device.type`. Default: the accelerator in use (the fake one inside
+            `fake_mode(gpu=...)`), or the CPU.
+        dtype: The lower precision, `torch.bfloat16` or `torch.float16`. Default: the result of
+            `torch.get_autocast_dtype(device_type)`. Other dtypes disable the region, with a warning, on all devices
+            except CUDA.
         enabled: Whether operators autocast.
-        cache: Whether the casts of weights are remembered, so that each is cast once. By default as around the region;
-            outside of all regions they are.
-        self_cleaning: Whether what operators make inside is an AmpTensor (`is_amp()`) that the next operator that does
-            not autocast casts to float32: then the results are ordinary tensors, and no operator meets a mixture of
-            dtypes. Views of it stay what it is, and so does what is written in place, which keeps its dtype.
+        cache_enabled: Whether the casts of weights are cached, so that each weight is cast once. Default: as outside of
+            the region; True outside of all regions.
+        self_cleaning: Whether the results of operators in the region are AmpTensors (`is_amp()`). The next operator
+            that does not autocast casts them to float32: its results are ordinary tensors, and no operator gets a
+            mixture of dtypes. Views of an AmpTensor are AmpTensors. So are tensors written in place, which keep their
+            dtype.
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: There is no such device type.
+        ValueError: The device type does not exist.
 
     Example:
         >>> with autocast("cpu"):
@@ -63,50 +65,54 @@ class autocast(_C.AutocastRegion):  # noqa: N801 - a function to its users, as t
 
     __slots__ = ()
 
+    cache = RenamedAttribute("cache_enabled")
+
     def __call__(self, function: T) -> T:
-        """Returns `function` decorated."""
+        """Decorate `function`."""
         return decorate(function, Autocasting(self))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _make_region, self._arguments()
 
     def __repr__(self) -> str:
-        device_type, dtype, enabled, cache, self_cleaning = self._arguments()
-        return f"autocast({device_type!r}, {dtype=}, {enabled=}, {cache=}, {self_cleaning=})"
+        device_type, dtype, enabled, cache_enabled, self_cleaning = self._arguments()
+        return f"autocast({device_type!r}, {dtype=}, {enabled=}, {cache_enabled=}, {self_cleaning=})"
 
 
-def _make_region(device_type: Any, dtype: Any, enabled: bool, cache: bool | None, self_cleaning: bool) -> autocast:
-    return autocast(device_type, dtype=dtype, enabled=enabled, cache=cache, self_cleaning=self_cleaning)
+def _make_region(
+    device_type: Any, dtype: Any, enabled: bool, cache_enabled: bool | None, self_cleaning: bool
+) -> autocast:
+    return autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled, self_cleaning=self_cleaning)
 
 
 def _float(function: T) -> T:
-    """Decorates what has to run in full precision: without autocast, on float32, returning float32.
+    """Run a function in full precision: without autocast, on float32, with float32 results. A decorator.
 
-    The floating tensors among the arguments and the results, in any container that `torch.utils._pytree` knows, are
-    cast. Those in float64, and what is not a floating tensor, are passed on.
+    The floating point tensors among the arguments and the results, in any container that `torch.utils._pytree` handles,
+    are cast. float64 tensors and other objects are passed unchanged.
 
     Args:
         function: A function of any kind, a module or a class of modules (its `forward`), or a class of autograd
-            functions (its `forward` and `backward`). Parameters of modules are not arguments, and are left as they are.
+            functions (its `forward` and `backward`). Parameters of modules are not arguments, and are not cast.
 
     Raises:
-        TypeError: `function` is something else.
+        TypeError: `function` is of another type.
     """
     return decorate(function, InFloat32())
 
 
 def _half(function: T) -> T:
-    """Decorates what takes the lower precision: its floating arguments are cast to that of the region around the call.
+    """Cast the floating point arguments of a function to the lower precision of the region around the call.
 
-    This is for kernels that do not cast for themselves, because they are not called by PyTorch's dispatcher. Where
-    operators do not autocast for the device of an argument it is left as it is; so are those in float64.
+    Use it for kernels that do not autocast, because PyTorch's dispatcher does not call them. float64 arguments are not
+    cast, and neither are arguments on devices for which operators do not autocast.
 
     Args:
         function: A function of any kind, a module or a class of modules (its `forward`), or a class of autograd
             functions (its `forward` and `backward`).
 
     Raises:
-        TypeError: `function` is something else.
+        TypeError: `function` is of another type.
     """
     return decorate(function, InLowerPrecision())
 

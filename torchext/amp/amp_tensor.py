@@ -1,4 +1,4 @@
-"""AmpTensors: tensors whose operators autocast, wherever they are used."""
+"""AmpTensors: tensors whose operators autocast everywhere."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ U = TypeVar("U", bound=Tensor | nn.Module | Optimizer)
 
 
 class _AmpTensorMeta(torch._C._TensorMeta):
-    def __instancecheck__(cls, instance: object) -> bool:  # noqa: N805 - ruff knows no metaclass of PyTorch's
+    def __instancecheck__(cls, instance: object) -> bool:  # noqa: N805 - ruff does not recognize PyTorch's metaclass
         return isinstance(instance, Tensor) and _C.is_amp(instance)
 
 
 class AmpTensor(Tensor, metaclass=_AmpTensorMeta):
-    """The class of tensors for which `is_amp()` is true: `isinstance(x, AmpTensor)`.
+    """The tensors for which `is_amp()` is True, for `isinstance(x, AmpTensor)`.
 
-    It has no instances of its own: an AmpTensor keeps its class, because to be one is something that a tensor has, as
-    `requires_grad` is. `wrap()` makes one of any tensor.
+    It has no direct instances: an AmpTensor keeps its class, because being an AmpTensor is a property of a tensor, like
+    `requires_grad`. `wrap()` turns any tensor into one.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> AmpTensor:
-        """Refuses: there are no instances."""
+        """Raise TypeError."""
         raise TypeError("AmpTensor cannot be instantiated: use torchext.amp.wrap(tensor).")
 
 
 def wrap(obj: T) -> T:
-    """Makes an AmpTensor of a tensor, or of each parameter of a module, in place.
+    """Turn a tensor, or each parameter of a module, into an AmpTensor, in place.
 
-    Every operator that has an AmpTensor among its arguments autocasts, to the dtype of
-    `torch.get_autocast_dtype(device_type)`, and its floating and complex results are AmpTensors. So wrapping a module
-    makes its whole forward pass autocast, with no region. Inside of regions these decide, disabled ones too.
+    Every operator with an AmpTensor among its arguments autocasts to `torch.get_autocast_dtype(device_type)`, and its
+    floating point and complex results are AmpTensors. So the whole forward pass of a wrapped module autocasts, without
+    a region. Inside a region, also a disabled one, the region decides.
 
-    Views, `detach()`, `copy.deepcopy()`, `state_dict()` and gradients of AmpTensors are AmpTensors as well; what is
-    pickled is not, and neither is an ordinary tensor that an AmpTensor is written into, in place or as `out=`. The
-    operators of a backward pass do not autocast. Buffers are left as they are: operators on them meet a parameter or
-    the results of one. So is the state of optimizers: what they make for a wrapped parameter is an AmpTensor.
+    Views, `detach()`, `copy.deepcopy()`, `state_dict()` and gradients of AmpTensors are AmpTensors. Unpickled tensors
+    are not, and neither is an ordinary tensor that an AmpTensor is written into, in place or as `out=`. The operators
+    of a backward pass do not autocast. Buffers are not wrapped: operators on them also get a parameter or one of its
+    results. Neither is the state of optimizers; state that they create later for a wrapped parameter is an AmpTensor.
 
     Args:
         obj: A tensor, real, fake or deferred, or a module.
 
     Returns:
-        `obj` itself.
+        `obj`.
 
     Raises:
-        TypeError: `obj` is something else, or a tensor that is neither floating nor complex.
-        RuntimeError: A tensor has metadata of a backend's (`c10::BackendMeta`), in whose place it would be marked; then
-            nothing is wrapped. Or another library has taken the dispatch key of marked tensors.
+        TypeError: `obj` is of another type, or a tensor that is neither floating point nor complex.
+        RuntimeError: A tensor has metadata of a backend (`c10::BackendMeta`), where the mark is stored; nothing is
+            wrapped then. Or another library uses the dispatch key of marked tensors.
     """
     if isinstance(obj, Tensor):
         _check_dtype(obj)
@@ -74,25 +74,25 @@ def wrap(obj: T) -> T:
 
 
 def _wrap(tensors: list[Tensor]) -> None:
-    with while_marks_live.hold(), while_autocasting.hold():  # goes on being held by the marks
+    with while_marks_live.hold(), while_autocasting.hold():  # the marks keep holding it
         _C.wrap_amp(tensors)
     _forget_compiled_code()
 
 
 def unwrap(obj: U) -> U:
-    """Makes an ordinary tensor of an AmpTensor, or of each that a module or an optimizer holds, in place.
+    """Turn an AmpTensor, or each one that a module or an optimizer holds, into an ordinary tensor, in place.
 
-    Gradients become ordinary along with their tensors.
+    Gradients become ordinary with their tensors.
 
     Args:
-        obj: A tensor, whether it is an AmpTensor or not, or a module: its parameters and buffers, and what it holds in
-            attributes, containers and other objects. Or an optimizer: its parameters and its state.
+        obj: A tensor, AmpTensor or not; a module (its parameters and buffers, and tensors in attributes, containers and
+            other objects); or an optimizer (its parameters and its state).
 
     Returns:
-        `obj` itself.
+        `obj`.
 
     Raises:
-        TypeError: `obj` is something else.
+        TypeError: `obj` is of another type.
     """
     if not isinstance(obj, Tensor | nn.Module | Optimizer):
         raise TypeError(f"unwrap() takes a tensor, a module or an optimizer, but `obj` is a {type(obj).__name__}.")
@@ -107,7 +107,7 @@ def unwrap(obj: U) -> U:
 
 
 def is_amp(tensor: Tensor) -> bool:
-    """Returns true if `tensor` is an AmpTensor: wrapped, computed from such, or made inside a self-cleaning region.
+    """Return True if `tensor` is an AmpTensor: wrapped, computed from one, or created in a self-cleaning region.
 
     Raises:
         TypeError: `tensor` is not a tensor.
@@ -118,14 +118,14 @@ def is_amp(tensor: Tensor) -> bool:
 
 
 def _forget_compiled_code() -> None:
-    """Before 2.12 Dynamo does not look again at the parameters of a module in which none is another object."""
+    """Reset Dynamo before 2.12, which does not check again parameters that are still the same objects."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     if DIFFERENCES["dynamo_keeps_parameters"].applies and dynamo is not None:
         dynamo.reset()
 
 
 def _wrap_when_initialized(module: nn.Module) -> None:
-    """Lets lazy modules wrap their parameters when they get them.
+    """Wrap the parameters of lazy modules when they are initialized.
 
     `UninitializedParameter.materialize()` replaces the data, and with it the mark.
     """
@@ -146,7 +146,7 @@ def _remove_hook(module: nn.Module) -> None:
 
 
 def _wrap_initialized(module: nn.Module, args: Any) -> None:
-    """Runs once, after the hook of `LazyModuleMixin`, which was there before."""
+    """Wrap the parameters, once. Runs after the hook of `LazyModuleMixin`, which was registered before."""
     _wrap(list(_castable_parameters(module, recurse=False)))
     _remove_hook(module)
 
@@ -154,8 +154,7 @@ def _wrap_initialized(module: nn.Module, args: Any) -> None:
 def _check_dtype(tensor: Tensor) -> None:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(
-            f"wrap() takes tensors of floating and complex dtypes, which autocast has to do with, but `obj` is of "
-            f"{tensor.dtype}."
+            f"wrap() takes tensors of floating point and complex dtypes, but `obj` has the dtype {tensor.dtype}."
         )
 
 

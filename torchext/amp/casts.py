@@ -1,4 +1,4 @@
-"""Casting what goes into a function and what comes out of it."""
+"""Casts of the arguments and the results of a function."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 def to_float32(tree: T) -> T:
-    """Returns `tree` with its floating tensors in float32, but for those in float64, which autocast never touches."""
-    if isinstance(tree, Tensor):  # mostly
+    """Return `tree` with its floating point tensors in float32. Autocast does not cast float64 tensors."""
+    if isinstance(tree, Tensor):  # the common case
         is_cast = tree.dtype is not torch.float32 and tree.dtype is not torch.float64 and tree.is_floating_point()
         return tree.float() if is_cast else tree  # type: ignore[return-value]
     return _map(tree, lambda tensor: torch.float32)
 
 
 def to_lower_precision(tree: T) -> T:
-    """Returns `tree` with its floating tensors in the dtype to which operators cast them now.
+    """Return `tree` with its floating point tensors in the dtype to which operators cast them now.
 
-    Tensors on devices for which none do, and those in float64, are left as they are.
+    float64 tensors, and tensors on devices without autocast, do not change.
     """
     return _map(tree, _lower_dtype)
 
@@ -38,7 +38,7 @@ def _lower_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def can_autocast(device_type: str) -> bool:
-    """Returns true if there is autocast for such devices. A function of its own, which `torch.compile` is told of."""
+    """Return True if `device_type` has autocast. A separate function, because `torch.compile` treats it specially."""
     return torch.amp.is_autocast_available(device_type)
 
 
@@ -54,6 +54,6 @@ def _map(tree: T, dtype_of: Callable[[Tensor], torch.dtype]) -> T:
     leaves, structure = pytree.tree_flatten(tree)
     done = [cast(leaf) for leaf in leaves]
     if all(new is old for new, old in zip(done, leaves, strict=True)):
-        return tree  # the very object: who compares, or keeps more in it than the leaves, sees no difference
+        return tree  # the same object, with its identity and everything in it besides the leaves
     result: T = pytree.tree_unflatten(done, structure)
     return result

@@ -1,4 +1,4 @@
-"""Decorators of what runs autocasting, or in one precision: functions, methods, modules and autograd functions."""
+"""Decorators for autocast and for one precision, of functions, methods, modules and autograd functions."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ is_outermost = _C.AutocastRegion._is_outermost
 
 
 class Autocasting:
-    """Runs functions in `region`, and casts to float32 what they return to where operators do not autocast."""
+    """Run functions in `region`, and cast their results to float32 for callers without autocast."""
 
     def __init__(self, region: _C.AutocastRegion) -> None:
         self.region = region
         self._is_enabled = region.enabled
 
     def __call__(self) -> Call:
-        """How to run one call."""
+        """Return the parts of one call."""
         return Call(self._where_needed, cast_out=self._cast_out) if self._is_enabled else Call(lambda: self.region)
 
     def plain(self, function: T) -> T:
-        """What a plain function becomes: without an object for each call."""
+        """Return the wrapper of a plain function, which needs no object for each call."""
         return in_region(self.region, self._is_enabled, function)
 
     def _where_needed(self) -> AbstractContextManager[object]:
@@ -46,12 +46,12 @@ class Autocasting:
 
 
 def in_region(region: _C.AutocastRegion, is_enabled: bool, function: T) -> T:
-    """Returns a function that runs the plain function `function` in `region`.
+    """Return a function that runs the plain function `function` in `region`.
 
     Args:
         region: The region.
-        is_enabled: What `region.enabled` is.
-        function: The function. `torch.compile` traces into what is returned, and into this, too.
+        is_enabled: `region.enabled`.
+        function: The function. `torch.compile` traces into this function and into the one that it returns.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -65,14 +65,14 @@ def in_region(region: _C.AutocastRegion, is_enabled: bool, function: T) -> T:
 
 
 class InFloat32:
-    """Runs functions without autocast on float32, and has them return float32."""
+    """Run functions without autocast on float32, with float32 results."""
 
     def __call__(self) -> Call:
-        """How to run one call."""
+        """Return the parts of one call."""
         return Call(_no_autocast, cast_in=to_float32, cast_out=to_float32)
 
     def plain(self, function: T) -> T:
-        """What a plain function becomes: without an object for each call."""
+        """Return the wrapper of a plain function, which needs no object for each call."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with _OFF_ON_CPU, _OFF_IN_USE:
@@ -84,26 +84,26 @@ class InFloat32:
 
 
 class InLowerPrecision:
-    """Runs functions on the lower precision, where operators autocast."""
+    """Run functions in the lower precision, where operators autocast."""
 
     def __call__(self) -> Call:
-        """How to run one call."""
+        """Return the parts of one call."""
         return Call(cast_in=to_lower_precision)
 
 
 def decorate(target: T, way: Way) -> T:
-    """Returns what runs `target` in the given way.
+    """Return `target`, decorated to run in the given way.
 
     Args:
-        target: A function, of any kind, or a class of modules or of autograd functions, or a module. Those three are
-            changed, and returned.
-        way: How to run it.
+        target: A function of any kind; or a module, a class of modules, or a class of autograd functions, which are
+            changed in place.
+        way: The way to run it.
 
     Raises:
-        TypeError: `target` is something else.
+        TypeError: `target` is of another type.
     """
     if isinstance(target, torch.jit.ScriptModule):
-        raise TypeError("torchext.amp does not decorate scripted modules: decorate what calls them.")
+        raise TypeError("torchext.amp does not decorate scripted modules: decorate their callers.")
     if isinstance(target, nn.Module):
         _decorate_module(target, way)
         return target
@@ -113,7 +113,7 @@ def decorate(target: T, way: Way) -> T:
     if isinstance(target, type) and issubclass(target, nn.Module):
         target.forward = decorate(target.forward, way)
         initialized = getattr(target, "cls_to_become", None)
-        if initialized is not None:  # what a lazy module becomes
+        if initialized is not None:  # the class of an initialized lazy module
             target.cls_to_become = _class_of_one(initialized, (way,))  # type: ignore[attr-defined]
         return target
     if isinstance(target, type) or not (callable(target) or isinstance(target, classmethod)):
@@ -128,10 +128,10 @@ def decorate(target: T, way: Way) -> T:
 
 
 def _decorate_module(module: nn.Module, way: Way) -> None:
-    """Gives `module` a class of its own, as `torch.nn.utils.parametrize` does.
+    """Give `module` its own class, as `torch.nn.utils.parametrize` does.
 
-    A `forward` in its `__dict__` would be bound to it for good: copies and the replicas of DataParallel, which take
-    over the `__dict__`, would run it on the original.
+    A `forward` in its `__dict__` would stay bound to it: copies, and the replicas of DataParallel, copy the `__dict__`
+    and would run on the original.
     """
     if "forward" in vars(module):
         module.forward = decorate(module.forward, way)
@@ -159,7 +159,7 @@ def _class_of_one(original: type[nn.Module], ways: tuple[Way, ...]) -> type[nn.M
         "_amp_original": (original, ways),
     }
     initialized = getattr(original, "cls_to_become", None)
-    if initialized is not None:  # what a lazy module becomes
+    if initialized is not None:  # the class of an initialized lazy module
         members["cls_to_become"] = _class_of_one(initialized, ways)
     return type(original.__name__, (original,), members)
 
@@ -172,15 +172,15 @@ def _remake_one(ways: tuple[Way, ...], make: Callable[..., nn.Module], *args: An
 
 
 def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) -> None:
-    """Its backward runs as its forward did: autocasting to the same dtype or not, on arguments cast in the same way."""
+    """Run backward as forward: with the same autocast state, and with arguments cast in the same way."""
     has_context = cls.setup_context is torch.autograd.Function.setup_context
     forward, setup_context = cls.forward, cls.setup_context
-    # PyTorch refuses functions that have both.
+    # PyTorch raises for functions that have both.
     backward_name = "backward" if cls.vjp is torch.autograd.Function.vjp else "vjp"
     backward = getattr(cls, backward_name)
 
     def recorded() -> Call:
-        """Both run without grad mode, but what they save is to be differentiated a second time."""
+        """Return a call that casts in grad mode, so that saved tensors can be differentiated twice."""
         call = way()
         return Call(call.guard, torch.enable_grad()(call.cast_in), call.cast_out)
 
@@ -209,7 +209,7 @@ def _decorate_autograd_function(cls: type[torch.autograd.Function], way: Way) ->
         cls.setup_context = staticmethod(wrapped_setup_context)  # type: ignore[method-assign]
 
 
-# The CPU's, and those of the accelerator that is in use when they are entered.
+# Of the CPU, and of the accelerator in use when the region is entered.
 _OFF_ON_CPU = _C.AutocastRegion("cpu", enabled=False)
 _OFF_IN_USE = _C.AutocastRegion(enabled=False)
 
@@ -221,7 +221,7 @@ def _no_autocast() -> Iterator[None]:
 
 
 def _autocast_state() -> State:
-    """Whether operators autocast now, and to what, on the devices for which a function runs in a state of its own."""
+    """Return the autocast state of the CPU and of the accelerator in use."""
     in_use = _C.autocast_device_type_in_use()
     return _state_for("cpu"), _state_for(in_use)
 

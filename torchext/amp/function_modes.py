@@ -1,4 +1,4 @@
-"""Tells PyTorch's function modes of regions, as `torch.autocast` does: so non-strict `torch.export` keeps them."""
+"""Report regions to PyTorch's function modes, as `torch.autocast` does, for non-strict `torch.export`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _torch: Any = torch
 
 
 def _tell_modes(region: _C.AutocastRegion, begins: bool) -> None:
-    """Called by the core when a region has been entered or left while there is a function mode."""
+    """Report a region. The core calls this when a region begins or ends while a function mode is active."""
     module: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
     if module is None:
-        return  # nobody exports
+        return  # nothing is being exported
     for mode in _torch.overrides._get_current_function_mode_stack():
         if isinstance(mode, module.PreDispatchTorchFunctionMode):
             _trace(mode, region, begins)
@@ -43,4 +43,4 @@ def _trace(mode: Any, region: _C.AutocastRegion, begins: bool) -> None:
         mode.__torch_function__(_torch.amp._exit_autocast, (), ())
 
 
-_C.provide("tell_modes", _tell_modes)
+_C.provide("notify_modes", _tell_modes)

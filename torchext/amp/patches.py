@@ -1,7 +1,7 @@
-"""The few places where PyTorch's Python code has to know about AmpTensors.
+"""Patches of Python functions in PyTorch, for AmpTensors.
 
-They are in place while a tensor is marked (`torchext.tools.leases`). Every patch hands other tensors to the original,
-unchanged, and all of them where `torch.compile` traces, whose tensors are not AmpTensors.
+They are installed while a tensor is marked (`torchext.tools.leases`). Every patch passes other tensors to the original,
+and all tensors where `torch.compile` traces, because its tensors are not AmpTensors.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from .. import _C
-from ..tools import marks  # noqa: F401  (declares what is replaced for both features)
+from ..tools import marks  # noqa: F401  (declares patches of both features)
 from ..tools.imports import when_imported
 from ..tools.leases import while_marks_live
 from ..tools.patching import Concerns
 
 __all__: list[str] = []
 
-# Of dtypes that autocast casts.
+# The dtypes that autocast casts.
 CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _patch_torch_func() -> None:
-    """Transforms of functions put arguments in wrappers, which are to be what those are, and take results out of them.
+    """Mark the wrappers into which transforms of `torch.func` put their arguments, and the results taken out of them.
 
-    A wrapper takes over only the keys that PyTorch knows of. Without ours, operators would meet marked tensors below
-    the transform, after autograd has recorded them in the dtype that they had.
+    A wrapper copies only PyTorch's own keys from its tensor. Without our key, operators would find the marked tensors
+    below the transform, after autograd has recorded them in their original dtype.
     """
-    reason = "hands on only the keys that PyTorch knows of"
+    reason = "copies only PyTorch's own keys"
     for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"):
         while_marks_live.patch(torch._C._functorch, name, _keeping_marks, reason, concerns=Concerns.MARKS)
 
@@ -46,7 +46,7 @@ def _keeping_marks(original: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        made = result[0] if isinstance(result, tuple) else result  # with the dimension that was the batch's
+        made = result[0] if isinstance(result, tuple) else result  # with the former batch dimension
         if tensor is not None and not is_compiling() and made is not tensor:
             _C.make_amp_like(made, tensor)
         return result
@@ -55,7 +55,7 @@ def _keeping_marks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_recurrent_modules() -> None:
-    """RNN, LSTM and GRU want an input in the dtype of their weights, unless they are in a region of autocast."""
+    """RNN, LSTM and GRU require inputs in the dtype of their weights outside of autocast regions."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def check_input(self: nn.RNNBase, tensor: Tensor, batch_sizes: Tensor | None) -> None:
@@ -66,12 +66,12 @@ def _patch_recurrent_modules() -> None:
         return check_input
 
     while_marks_live.patch(
-        nn.RNNBase, "check_input", make, "wants the dtype of the weights, unless a region of autocast is open"
+        nn.RNNBase, "check_input", make, "requires the dtype of the weights outside of autocast regions"
     )
 
 
 def _will_be_cast(tensor: Any, weight: Any) -> bool:
-    """Not everything that an RNN is given need be a tensor: `__torch_function__` is a protocol for any class."""
+    """Return True if autocast casts both. They need not be tensors: any class may define `__torch_function__`."""
     if not (isinstance(tensor, Tensor) and isinstance(weight, Tensor)):
         return False
     is_castable = tensor.dtype in CASTABLE and weight.dtype in CASTABLE
@@ -79,8 +79,8 @@ def _will_be_cast(tensor: Any, weight: Any) -> bool:
 
 
 def _patch_checkpoint() -> None:
-    """What a backward pass computes again is to do as it did in the forward pass."""
-    # Called by the other since 2.14.
+    """Recompute in the backward pass as in the forward pass."""
+    # Since 2.14, the second function calls the first.
     implementation = "_checkpoint_without_reentrant_generator_impl"
     name = implementation if hasattr(checkpoint, implementation) else "_checkpoint_without_reentrant_generator"
 
@@ -90,11 +90,11 @@ def _patch_checkpoint() -> None:
 
         return generator
 
-    while_marks_live.patch(checkpoint, name, make, "computes again without the marks of the forward pass")
+    while_marks_live.patch(checkpoint, name, make, "recomputes without the marks of the forward pass")
 
 
 def _patch_reentrant_checkpoint() -> None:
-    """The same for `use_reentrant=True`."""
+    """Patch `use_reentrant=True` in the same way."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
@@ -105,15 +105,15 @@ def _patch_reentrant_checkpoint() -> None:
         return forward
 
     while_marks_live.patch(
-        checkpoint.CheckpointFunction, "forward", make, "computes again without the marks of the forward pass"
+        checkpoint.CheckpointFunction, "forward", make, "recomputes without the marks of the forward pass"
     )
 
 
 def _recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`checkpoint` enters regions like those that it was called in, but they are PyTorch's."""
+    """Return `function` in the regions of the forward pass. `checkpoint` itself enters PyTorch's regions only."""
     has_region_decided = _C.is_region_deciding()
     is_self_cleaning = _C.is_in_self_cleaning_region()
-    held = while_marks_live.token()  # what is computed again is marked again
+    held = while_marks_live.token()  # recomputed tensors are marked again
 
     @wraps(function)
     def recompute(*args: Any, **kwargs: Any) -> Any:
@@ -125,20 +125,20 @@ def _recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _self_cleaning_again() -> ExitStack:
-    """A self-cleaning region for what operators autocast to now, and a disabled one in it, if they do not."""
+    """Enter a self-cleaning region with the current autocast state, and a disabled region in it if autocast is off."""
     in_use = _C.autocast_device_type_in_use()
     enabled = [device_type for device_type in (in_use, "cpu") if torch.is_autocast_enabled(device_type)]
     device_type = enabled[0] if enabled else in_use
     dtype, is_caching = torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled()
     stack = ExitStack()
-    stack.enter_context(_C.AutocastRegion(device_type, dtype=dtype, cache=is_caching, self_cleaning=True))
+    stack.enter_context(_C.AutocastRegion(device_type, dtype=dtype, cache_enabled=is_caching, self_cleaning=True))
     if not enabled:
         stack.enter_context(_C.AutocastRegion(device_type, enabled=False))
     return stack
 
 
 def _patch_compiled_code() -> None:
-    """What AOTAutograd compiles switches autocast off for itself: NOTE [Compiled code in regions]."""
+    """Code that AOTAutograd compiles turns autocast off: NOTE [Compiled code in regions]."""
 
     def make_enter(original: Callable[..., Any]) -> Callable[..., Any]:
         def enter(*args: Any, **kwargs: Any) -> Any:
@@ -161,27 +161,27 @@ def _patch_compiled_code() -> None:
         return leave
 
     guard = torch._C._DisableAutocast
-    while_marks_live.patch(guard, "__enter__", make_enter, "compiled code switches autocast off for itself")
-    while_marks_live.patch(guard, "__exit__", make_exit, "compiled code switches autocast off for itself")
+    while_marks_live.patch(guard, "__enter__", make_enter, "turns autocast off in compiled code")
+    while_marks_live.patch(guard, "__exit__", make_exit, "turns autocast off in compiled code")
 
 
 def _patch_random_state_of_compilation() -> None:
-    """AOTAutograd keeps the tensors of its class `PhiloxState` when it has compiled, the last ones for good."""
+    """Unmark the tensors of `PhiloxState`. AOTAutograd keeps them after compiling, the last ones permanently."""
     from torch._decomp.decompositions_for_rng import PhiloxState
 
     def make(original: Callable[[PhiloxState], None]) -> Callable[[PhiloxState], None]:
         def reset(self: PhiloxState) -> None:
             original(self)
             for tensor in (self.seed, self.base_offset):
-                _C.unwrap_amp(tensor)  # they are made in the region in which code is compiled
+                _C.unwrap_amp(tensor)  # created in the region that compiles
 
         return reset
 
-    while_marks_live.patch(PhiloxState, "reset", make, "keeps tensors of the region in which code was compiled last")
+    while_marks_live.patch(PhiloxState, "reset", make, "keeps tensors of the last region that compiled code")
 
 
 def _patch_export() -> None:
-    """A program that is exported has other tensors in the place of those that it was traced with, without marks."""
+    """Raise for AmpTensors in `torch.export`: the tensors of an exported program have no marks."""
     for name in ("_export", "_export_for_training"):
         while_marks_live.patch(sys.modules["torch.export._trace"], name, _refusing_amp, "exports without marks")
 
@@ -192,7 +192,7 @@ def _refusing_amp(original: Callable[..., Any]) -> Callable[..., Any]:
             if any(_C.is_amp(tensor) for tensor in _tensors_of(leaf)):
                 raise NotImplementedError(
                     f"torch.export was given AmpTensors, in a {type(leaf).__name__}: an exported program has none. "
-                    "Call amp.unwrap(), and enter amp.autocast() in what is exported."
+                    "Call amp.unwrap(), and enter amp.autocast() in the exported module."
                 )
         return original(*args, **kwargs)
 

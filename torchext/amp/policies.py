@@ -1,4 +1,4 @@
-"""How operators are treated by autocast."""
+"""The autocast policies of operators."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Operator = str | OpOverload | OpOverloadPacket | CustomOpDef
 
 
 def register_policy(op: Operator, policy: str, device_types: Iterable[str] = DEVICE_TYPES) -> None:
-    """Lets an operator autocast: in a region its floating arguments are cast before it runs.
+    """Register an operator for autocast: in a region its floating point arguments are cast before it runs.
 
-    For operators that `torch.library` or `TORCH_LIBRARY` have defined, for the rest of the process. Tensors on other
-    devices and those in float64 are left as they are. Gradients flow through the casts.
+    For operators that `torch.library` or `TORCH_LIBRARY` define, until the process ends. float64 tensors, and tensors
+    on other devices, are not cast. Gradients flow through the casts.
 
     Args:
-        op: The operator, as `torch.ops.mylib.op`, as what `torch.library.custom_op` returns, or by its name,
-            "mylib::op". All overloads, unless one is given: `torch.ops.mylib.op.default`, "mylib::op.overload".
-        policy: "lower_precision" casts to the dtype of the region, "float32" to that, and "promote" to the widest dtype
-            among the arguments: bfloat16 and float16 have float32 in common. "fallthrough" states that nothing is cast.
-        device_types: For tensors on which devices: "cpu", "cuda".
+        op: The operator, as `torch.ops.mylib.op`, the result of `torch.library.custom_op`, or its name, "mylib::op".
+            All overloads, unless one is given: `torch.ops.mylib.op.default`, "mylib::op.overload".
+        policy: "lower_precision" casts to the dtype of the region; "float32" casts to float32; "promote" casts to the
+            widest dtype among the arguments (float32 for bfloat16 and float16); "fallthrough" casts nothing.
+        device_types: The device types of the tensors: "cpu", "cuda".
 
     Raises:
-        TypeError: `op` is no operator, or `device_types` are no names.
-        ValueError: There is no such operator, policy or device type, or the operator writes into an argument or returns
-            a view of one, or has a policy already, from PyTorch, from `torch.library.register_autocast` or from here.
-            Nothing is registered then.
+        TypeError: `op` is not an operator, or `device_types` are not names.
+        ValueError: The operator, policy or device type does not exist; or the operator writes into an argument or
+            returns a view of one; or it has a policy already, from PyTorch, `torch.library.register_autocast` or this
+            function. Nothing is registered then.
     """
     if policy not in POLICIES:
-        raise ValueError(f"There is no policy {policy!r}. Those that can be registered are {', '.join(POLICIES)}.")
+        raise ValueError(f"There is no policy {policy!r}. Choose one of {', '.join(POLICIES)}.")
     if not isinstance(device_types, Iterable):
         raise TypeError(f"`device_types` names devices, as ('cpu', 'cuda'), but it is a {type(device_types).__name__}.")
     types = list(dict.fromkeys([device_types] if isinstance(device_types, str) else device_types))
@@ -49,21 +49,21 @@ def register_policy(op: Operator, policy: str, device_types: Iterable[str] = DEV
 
 
 def policy(op: Operator, device_type: str) -> str:
-    """Returns how an operator is treated in a region, by PyTorch or by `register_policy()`.
+    """Return the autocast policy of an operator, from PyTorch or from `register_policy()`.
 
-    PyTorch's kernel is asked, not a list: see [Probing autocast kernels] in csrc/amp/policy_probe.h.
+    The policy is measured by calling PyTorch's kernel, not read from a list: csrc/amp/policy_probe.h.
 
     Args:
-        op: The operator, as `register_policy()` takes it; its default overload, if it has one and none is given.
-        device_type: For tensors on which devices: "cpu" or "cuda".
+        op: The operator, as for `register_policy()`. Without an overload, its default overload if it has one.
+        device_type: The device type of the tensors: "cpu" or "cuda".
 
     Returns:
-        "lower_precision", "float32", "promote" or "fallthrough", or "banned", if it raises an error. An operator that
-        falls through may be made of others that do not.
+        "lower_precision", "float32", "promote", "fallthrough", or "banned" if the operator raises an error. An operator
+        that falls through may call others that do not.
 
     Raises:
-        TypeError: `op` is no operator.
-        ValueError: There is no such operator or device type, or overloads of the operator are treated differently.
+        TypeError: `op` is not an operator.
+        ValueError: The operator or the device type does not exist, or its overloads have different policies.
 
     Example:
         >>> policy(torch.ops.aten.mm.default, "cpu")
@@ -85,7 +85,7 @@ def _check_device_type(device_type: Any) -> None:
 
 
 def _overloads(op: Any) -> list[tuple[str, str]]:
-    """The names of the operator and of its overloads."""
+    """Return the name of the operator with each of its overloads."""
     if isinstance(op, CustomOpDef):
         op = op._opoverload
     if isinstance(op, OpOverload):
@@ -94,7 +94,7 @@ def _overloads(op: Any) -> list[tuple[str, str]]:
         return [(op._qualified_op_name, "" if name == "default" else name) for name in op.overloads()]
     if not isinstance(op, str):
         raise TypeError(
-            "Autocast knows operators, as torch.ops.aten.mm or by name, 'aten::mm', but `op` is a "
+            "`op`: expected an operator, such as torch.ops.aten.mm, or a name, such as 'aten::mm', got "
             f"{type(op).__name__}: {op!r}."
         )
     name, _, overload = op.partition(".")

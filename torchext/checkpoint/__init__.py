@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ..tools.deprecation import renamed_function
 from . import distributed  # noqa: F401  (declares its patches)
-from .loading import LoadedKeys, load_safetensors
-from .saving import save_safetensors
+from .loading import LoadedKeys, load_checkpoint
+from .saving import CheckpointPlan, plan_checkpoint, save_safetensors
 
-__all__ = ["LoadedKeys", "load_safetensors", "save_safetensors"]
+__all__ = ["CheckpointPlan", "LoadedKeys", "load_checkpoint", "plan_checkpoint", "save_safetensors"]
+
+load_safetensors = renamed_function("load_safetensors", load_checkpoint)

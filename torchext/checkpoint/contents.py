@@ -1,4 +1,4 @@
-"""What belongs into a checkpoint: which tensors, under which names, in which files."""
+"""The contents of a checkpoint: its tensors, their names, and its files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch.nn import Module
 
 from .. import _C
+from ..errors import CheckpointError
 from ..tools.held_tensors import is_wrapper
 from .header import Header, make_header
 from .libraries import hub_serialization
@@ -23,52 +24,53 @@ SUFFIX = ".safetensors"
 
 
 class Contents(NamedTuple):
-    """What is to be written."""
+    """The tensors to write."""
 
     tensors: dict[str, torch.Tensor]
-    """Each memory once."""
+    """The tensors by name. Shared memory occurs once."""
     dtype: torch.dtype | None
-    """What floating point and complex tensors are converted to."""
+    """The dtype of floating point and complex tensors in the files."""
     removed: dict[str, str]
-    """The names that share the memory of another, and that one."""
+    """The names that are left out, with the name of the tensor that has the same memory."""
     parameters: int | None
-    """How many parameters the model has, where the index is to say so: in checkpoints of transformers."""
+    """The number of parameters, which the index of a transformers checkpoint contains."""
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype that a tensor is written in."""
+        """Return the dtype of a tensor in the files."""
         return converted_dtype(self.tensors[name], self.dtype)
 
     def nbytes_of(self, name: str) -> int:
-        """The number of bytes that a tensor is written in."""
+        """Return the bytes of a tensor in the files."""
         return self.tensors[name].numel() * self.dtype_of(name).itemsize
 
 
 class PlannedFile(NamedTuple):
-    """A file that is to be written."""
+    """A file to write."""
 
     name: str
     header: Header
 
 
 class PlannedFiles(NamedTuple):
-    """All of them, and the index, if there are several."""
+    """The files, and the index if there are several."""
 
     files: list[PlannedFile]
     index_file: tuple[str, bytes] | None
-    """Its name, and what is in it."""
+    """Its name and its content."""
 
 
 def state_of(source: Module | Mapping[str, Any], dtype: torch.dtype | None) -> Contents:
-    """Returns what a checkpoint of `source` has.
+    """Return the contents of a checkpoint of `source`.
 
     Args:
         source: A module, or a state dict.
-        dtype: What to convert floating point and complex tensors to.
+        dtype: The dtype of floating point and complex tensors in the files.
 
     Raises:
-        TypeError: `source` is neither, or holds what is not a tensor, or `dtype` is neither floating point nor complex.
-        ValueError: A tensor has no values, is not strided, or is a part of one that is on several processes.
-        RuntimeError: Tensors share memory, and none of them shows all of it.
+        TypeError: `source` is of another type, or holds an object that is not a tensor, or `dtype` is neither floating
+            point nor complex.
+        ValueError: A tensor has no values, is not strided, or is distributed.
+        CheckpointError: Tensors share memory, and none of them shows all of it.
     """
     check_dtype(dtype)
     if isinstance(source, Module):
@@ -91,21 +93,21 @@ def _check(tensors: Mapping[str, Any]) -> None:
             raise TypeError(f"`{name}` was expected to be a tensor, but it is a {type(tensor).__name__}.")
         if is_wrapper(tensor):
             raise ValueError(
-                f"`{name}` is a {type(tensor).__name__}, which is more than one tensor. Save what is on several "
-                "processes by torch.distributed.checkpoint.save()."
+                f"`{name}` is a {type(tensor).__name__}, which wraps other tensors. Save distributed tensors with "
+                "torch.distributed.checkpoint.save()."
             )
         if tensor.layout != torch.strided:
-            raise ValueError(f"`{name}` has the layout {tensor.layout}, and safetensors knows strided tensors only.")
+            raise ValueError(f"`{name}` has the layout {tensor.layout}, but safetensors supports strided tensors only.")
         if tensor.is_meta or (_C.is_fake(tensor) and not _C.is_deferred(tensor)):
             kind = "is on the device `meta`" if tensor.is_meta else "is fake"
-            raise ValueError(f"`{name}` {kind}, so that it has no values to be saved. Construct it by deferred_init().")
+            raise ValueError(f"`{name}` {kind}, so it has no values to save. Construct it in deferred_init().")
 
 
 # ---- Shared memory ----
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """From which byte of its storage to which a tensor reaches."""
+    """Return the first byte, and the end, of a tensor in its storage."""
     begin = tensor.storage_offset()
     last = begin + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = last + 1 if tensor.numel() else begin
@@ -113,11 +115,11 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _duplicates(tensors: Mapping[str, torch.Tensor], discarded: Iterable[str] = ()) -> dict[str, str]:
-    """Returns which names are left out because another shows their memory, and that one, as safetensors does.
+    """Return the names to leave out and the names of tensors with the same memory, chosen as by safetensors.
 
     Args:
-        tensors: All of them.
-        discarded: Names that are rather left out than others.
+        tensors: The tensors.
+        discarded: Names to leave out in preference to others.
     """
     removed = {}
     for names in _sharing(tensors):
@@ -125,9 +127,9 @@ def _duplicates(tensors: Mapping[str, torch.Tensor], discarded: Iterable[str] = 
         if not complete and _are_one_tensor([tensors[name] for name in names]):
             complete = names
         if not complete:
-            raise RuntimeError(
-                f"{', '.join(f'`{name}`' for name in names)} share memory, and none of them shows all of it, so that "
-                "it is not clear which to save. Clone them, or save what they are views of."
+            raise CheckpointError(
+                f"{', '.join(f'`{name}`' for name in names)} share memory, and none of them shows all of it, so it is "
+                "ambiguous which to save. Clone them, or save the tensor that they are views of."
             )
         kept = min(set(complete).difference(discarded) or complete)
         removed.update({name: kept for name in names if name != kept})
@@ -140,7 +142,7 @@ def _are_one_tensor(tensors: list[torch.Tensor]) -> bool:
 
 
 def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Groups of names whose tensors overlap."""
+    """Return groups of names whose tensors overlap."""
     by_storage: dict[tuple[int, int], list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel() > 0:
@@ -163,13 +165,13 @@ def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _is_of_transformers(module: Module) -> bool:
-    """Whether `save_pretrained()` would save it."""
+    """Return True if `module` has `save_pretrained()`."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(module, modeling.PreTrainedModel)
 
 
 def _state_of_transformers(module: Any, dtype: torch.dtype | None) -> Contents:
-    """What `save_pretrained()` would save: it leaves names out, and gives others back the names of checkpoints."""
+    """Return the contents that `save_pretrained()` would save. It leaves names out, and renames others."""
     tensors = dict(module.state_dict())
     for name in module._keys_to_ignore_on_save or ():
         tensors.pop(name, None)
@@ -181,7 +183,7 @@ def _state_of_transformers(module: Any, dtype: torch.dtype | None) -> Contents:
 
 
 def _names_of_transformers(module: Any, tensors: Mapping[str, torch.Tensor]) -> Iterable[str]:
-    """Asks transformers, about stand-ins on the meta device: deferred tensors do not have the addresses it looks at."""
+    """Return the names that transformers keeps. It compares addresses, so it gets meta tensors with the same names."""
     import transformers.modeling_utils as modeling
 
     remove = getattr(modeling, "remove_tied_weights_from_state_dict", None)
@@ -193,7 +195,7 @@ def _names_of_transformers(module: Any, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _as_in_checkpoints(module: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Undoes what loading does, such as to join the weights of experts. What it computes is recorded."""
+    """Undo conversions of loading, such as joining the weights of experts. The operators are recorded."""
     loading = sys.modules.get("transformers.core_model_loading")
     if loading is None or not hasattr(loading, "revert_weight_conversion"):
         return tensors
@@ -205,13 +207,14 @@ def _as_in_checkpoints(module: Any, tensors: dict[str, torch.Tensor]) -> dict[st
 
 
 def plan_files(contents: Contents, path: Path, max_shard_size: int, metadata: Mapping[str, str] | None) -> PlannedFiles:
-    """Divides a checkpoint into files.
+    """Divide a checkpoint into files.
 
     Args:
-        contents: What is in it.
-        path: One file, if it ends in `.safetensors`, else a folder, with the files that huggingface_hub would make.
-        max_shard_size: The size of a file of several, in bytes. A tensor that is larger has a file of its own.
-        metadata: What else the files say.
+        contents: The contents of the checkpoint.
+        path: One file, if it ends in `.safetensors`; otherwise a folder, with the files that huggingface_hub would
+        write.
+        max_shard_size: The size of a file in a folder, in bytes. A larger tensor gets its own file.
+        metadata: More metadata for the files.
     """
     if path.suffix == SUFFIX:
         notes = {**contents.removed, **(metadata or {})}
@@ -237,7 +240,7 @@ def _plan_file(name: str, contents: Contents, names: Iterable[str], metadata: Ma
 
 
 def _stored(contents: Contents, name: str) -> tuple[int, int]:
-    """Which storage, and how large a one, huggingface_hub would see: what is converted or put in order has its own."""
+    """Return the storage that huggingface_hub would find, and its size. Converted tensors have their own."""
     tensor = contents.tensors[name]
     if contents.dtype_of(name) != tensor.dtype or not (tensor.is_contiguous() or contents.parameters is not None):
         return id(tensor), contents.nbytes_of(name)

@@ -1,8 +1,7 @@
-"""`torch.distributed.checkpoint.save()` of deferred tensors: each is computed when its turn comes.
+"""`torch.distributed.checkpoint.save()` of deferred tensors: each is computed when it is written.
 
-PyTorch's default planner is asked for the tensors one after the other, and its writer for files keeps all of them until
-the file is closed, though only the format of safetensors needs that. So the planner computes what it is asked for, and
-what has been written gives its memory back.
+PyTorch's default planner returns the tensors one by one. Its file writer keeps all of them until the file is closed,
+although only safetensors files need this. So the planner computes the tensors, and written tensors are freed.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ PLANNER = "torch.distributed.checkpoint.default_planner"
 WRITER = "torch.distributed.checkpoint.filesystem"
 
 SLACK = 16 << 20
-"""How much memory that was freed the process may keep, in bytes."""
+"""The freed memory that the process may keep, in bytes."""
 
 
 def install() -> None:
-    """Declares the patches, as soon as there is something to patch."""
+    """Declare the patches when PyTorch's modules are imported."""
     if torch.distributed.is_available():
         when_imported(PLANNER, _patch_planner)
         when_imported(WRITER, _patch_writer)
@@ -41,18 +40,18 @@ def _patch_planner() -> None:
     import torch.distributed.checkpoint.default_planner as module
 
     while_fakes_live.patch(
-        module.DefaultSavePlanner, "transform_object", _computing, "hands tensors to writers, which read them"
+        module.DefaultSavePlanner, "transform_object", _computing, "passes tensors to writers, which read them"
     )
 
 
 def _patch_writer() -> None:
     import torch.distributed.checkpoint.filesystem as module
 
-    while_fakes_live.patch(module, "_write_item", _then_letting_go, "keeps what has been written until the file ends")
+    while_fakes_live.patch(module, "_write_item", _then_letting_go, "keeps written tensors until the file ends")
 
 
 class _Computed(threading.local):
-    """What was computed last on a thread, only to be written."""
+    """The last tensor that a thread computed for writing."""
 
     storage: torch.UntypedStorage | None = None
 
@@ -64,7 +63,7 @@ def _computing(original: Callable[..., Any]) -> Callable[..., Any]:
     def transform_object(self: Any, write_item: Any, object: Any) -> Any:  # noqa: A002
         if isinstance(object, torch.Tensor) and _C.is_deferred(object):
             object = _C.evaluate(_own(object.detach()))  # noqa: A001
-            if type(self).__module__ == PLANNER:  # others may keep what they get
+            if type(self).__module__ == PLANNER:  # other planners may keep their tensors
                 _computed.storage = object.untyped_storage()
         return original(self, write_item, object)
 
@@ -72,7 +71,7 @@ def _computing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """What shows no more than the tensor, and is written alike: the writer clones views."""
+    """Return a tensor with its own storage and the same elements. The writer would clone a view."""
     return tensor if shows_all(tensor) else tensor.clone()
 
 

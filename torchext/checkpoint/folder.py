@@ -1,8 +1,7 @@
-"""A folder that files are written into, so that each of them is there as a whole or not at all.
+"""A folder in which each file is either complete or absent.
 
-A file is written under a hidden name, flushed to the disk, and then renamed. Who is killed leaves a hidden file behind,
-which the next call removes, and files that are complete. What was being written is told by a hidden record, so that
-another call can go on with it, if it is about the same.
+A file is written under a hidden name, flushed to the disk, and renamed. A killed process leaves complete files and one
+hidden file, which the next call removes. A hidden record describes the checkpoint, so that another call can resume it.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..errors import CheckpointError
 from ..tools.sizes import readable
 
 __all__ = ["Folder", "IncompleteFile"]
@@ -34,7 +34,7 @@ class IncompleteFile:
             raise
 
     def _reserve(self, size: int) -> None:
-        """So that a full disk is noticed before anything is computed."""
+        """Reserve the space, so that a full disk raises before anything is computed."""
         if size > 0 and hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(self.descriptor, 0, size)
@@ -45,21 +45,21 @@ class IncompleteFile:
                     ) from error
 
     def write(self, content: memoryview, at: int) -> None:
-        """Writes all of `content` at a place in the file."""
+        """Write all of `content` at an offset in the file."""
         while content:
             written = os.pwrite(self.descriptor, content, at)
             content = content[written:]
             at += written
 
     def complete(self) -> None:
-        """Flushes the file to the disk, and gives it its name."""
+        """Flush the file to the disk, and rename it to its final name."""
         os.fsync(self.descriptor)
         self._close()
         self._hidden.rename(self.path)
         _flush_names(self.path.parent)
 
     def discard(self) -> None:
-        """Removes the file, if it is not complete."""
+        """Remove the file if it is incomplete."""
         self._close()
         self._hidden.unlink(missing_ok=True)
 
@@ -70,11 +70,11 @@ class IncompleteFile:
 
 
 class Folder:
-    """A folder, or the place of one file in it, which nobody else writes into meanwhile.
+    """A folder with a checkpoint that only one process writes at a time.
 
     Args:
-        path: The folder. It is made if there is none.
-        name: What the files are about: the lock and the record are called so.
+        path: The folder. It is created if it does not exist.
+        name: The name of the checkpoint, for the lock and the record.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -84,12 +84,12 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps others out while the block runs.
+        """Lock the folder while the block runs.
 
         Raises:
-            NotADirectoryError: A file is in the way.
-            OSError: The folder cannot be made or written into.
-            RuntimeError: Another call is writing into the folder.
+            NotADirectoryError: A file has the name of the folder.
+            OSError: The folder cannot be created or written.
+            CheckpointError: Another call is writing into the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock_file():
@@ -100,7 +100,7 @@ class Folder:
 
     @contextmanager
     def _lock_file(self) -> Iterator[None]:
-        """The kernel gives the lock back when a process ends, however it does."""
+        """Lock a file. The kernel releases the lock when the process ends or is killed."""
         import fcntl
 
         while True:
@@ -110,7 +110,7 @@ class Folder:
                 except BlockingIOError:
                     lock.seek(0)
                     owner = lock.read().strip() or "another process"
-                    raise RuntimeError(
+                    raise CheckpointError(
                         f"{self.path} is being written into by {owner}. Wait until it is done, or choose another "
                         "folder."
                     ) from None
@@ -122,7 +122,7 @@ class Folder:
                     return
 
     def _is_there(self, descriptor: int) -> bool:
-        """Whether the last owner has not removed the lock meanwhile."""
+        """Return False if the last owner has removed the lock file."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(descriptor), self._lock.stat())
         return False
@@ -130,27 +130,27 @@ class Folder:
     def begin(
         self, files: Mapping[str, int], last: str | None, others: Iterable[str], content: str, resume: bool
     ) -> set[str]:
-        """Begins to write files, or goes on.
+        """Start writing files, or resume.
 
         Args:
             files: The files by name, with their sizes.
-            last: The file that comes after all of them, if there is one.
-            others: Files that would be taken for a part of them.
-            content: Tells what will be in them.
-            resume: Whether to go on where a call that was interrupted has stopped.
+            last: The file that is written after all of them, if any.
+            others: Existing files that would be read as a part of the checkpoint.
+            content: A digest of the contents.
+            resume: Whether to resume an interrupted call.
 
         Returns:
-            Those of `files` that are complete already.
+            The complete files among `files`.
 
         Raises:
-            FileExistsError: A file is there that is not to be gone on with.
-            OSError: There is not enough space.
+            FileExistsError: Files exist that cannot be resumed.
+            OSError: The disk has too little space.
         """
         present = {name for name in files if (self.path / name).exists()}
         if others := sorted(others):
             raise FileExistsError(
                 errno.EEXIST,
-                f"There are files of another checkpoint. Remove them, or choose another place: {', '.join(others)}",
+                f"Files of another checkpoint exist. Remove them, or choose another place: {', '.join(others)}",
                 os.fspath(self.path),
             )
         is_ended = (self.path / last).exists() if last else present == set(files)
@@ -160,23 +160,23 @@ class Folder:
             if not resume:
                 raise FileExistsError(
                     errno.EEXIST,
-                    "There are such files already. Remove them, choose another place, or go on with what an "
-                    f"interrupted call has left by `resume=True`: {names}",
+                    "The files exist already. Remove them, choose another place, or resume an interrupted call with "
+                    f"`resume=True`: {names}",
                     os.fspath(self.path),
                 )
             if record is None or record["content"] != content:
-                why = "was not interrupted" if record is None else "was about other tensors, values or options"
+                why = "was not interrupted" if record is None else "had other tensors, values or options"
                 raise FileExistsError(
                     errno.EEXIST,
-                    f"`resume=True` cannot go on, because the call that wrote these {why}. Remove them, or choose "
-                    f"another place: {names}",
+                    f"`resume=True` cannot resume, because the call that wrote these files {why}. Remove them, or "
+                    f"choose another place: {names}",
                     os.fspath(self.path),
                 )
             damaged = sorted(name for name in present if (self.path / name).stat().st_size != files[name])
             if damaged:
                 raise FileExistsError(
                     errno.EEXIST,
-                    f"`resume=True` cannot go on: these were changed since. Remove them: {', '.join(damaged)}",
+                    f"`resume=True` cannot resume: these files have changed since. Remove them: {', '.join(damaged)}",
                     os.fspath(self.path),
                 )
         self._remove_hidden(record)
@@ -186,11 +186,11 @@ class Folder:
         return present
 
     def end(self) -> None:
-        """Forgets what was being written, because all of it is there."""
+        """Remove the record of a complete checkpoint."""
         self._record.unlink(missing_ok=True)
 
     def forget_unless_begun(self, files: Mapping[str, int]) -> None:
-        """Forgets it, if none of `files` is there."""
+        """Remove the record if no file is complete."""
         if not any((self.path / name).exists() for name in files):
             self.end()
 
@@ -199,14 +199,14 @@ class Folder:
         if needed > free:
             raise OSError(
                 errno.ENOSPC,
-                f"{os.strerror(errno.ENOSPC)}: {readable(needed)} are to be written, {readable(free)} are free",
+                f"{os.strerror(errno.ENOSPC)}: {readable(needed)} needed, {readable(free)} free",
                 os.fspath(self.path),
             )
 
     def _read_record(self) -> dict[str, object] | None:
         try:
             record = json.loads(self._record.read_text())
-        except (FileNotFoundError, ValueError):  # or it was being written when the process was killed
+        except (FileNotFoundError, ValueError):  # or the process was killed while writing it
             return None
         return record if isinstance(record, dict) and {"content", "files"} <= record.keys() else None
 
@@ -220,7 +220,7 @@ class Folder:
             file.discard()
 
     def _remove_hidden(self, record: Mapping[str, object] | None) -> None:
-        """Removes what a process that was killed has left."""
+        """Remove the hidden files of a killed process."""
         names = record["files"] if record is not None else []
         for name in [*(names if isinstance(names, list) else []), self._record.name]:
             (self.path / f".{Path(str(name)).name}.incomplete").unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""The headers of files of safetensors.
+"""The headers of safetensors files.
 
-safetensors writes a header together with the data, which nobody has yet. So it is asked to write the header of a
-stand-in, whose tensors have the same names and dtypes and one element each. That tells the order of the tensors, the
-names of dtypes, and what it refuses; sizes and places are filled in.
+safetensors writes a header only together with the data, which is not computed yet. So it writes the header of stand-ins
+with the same names and dtypes and one element each. This determines the order of the tensors, the names of dtypes, and
+the errors; sizes and offsets are filled in.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .libraries import safetensors_torch
 __all__ = ["LENGTH_BYTES", "Header", "KnownDtype", "TensorPlace", "known_dtypes", "make_header", "parse_header"]
 
 LENGTH_BYTES = 8
-"""How many bytes of a file say how long the header is."""
+"""The number of bytes that hold the length of the header."""
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor is in a file, in bytes from the beginning of the file."""
+    """The location of a tensor in a file, in bytes from its beginning."""
 
     name: str
     begin: int
@@ -33,7 +33,7 @@ class TensorPlace(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The beginning of a file, and what comes after it."""
+    """The header of a file, and the locations of the tensors."""
 
     content: bytes
     places: list[TensorPlace]
@@ -48,15 +48,15 @@ class Header(NamedTuple):
 def make_header(
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None
 ) -> Header:
-    """Returns the header of a file of tensors.
+    """Return the header of a file of tensors.
 
     Args:
-        tensors: The dtype and the shape of each, by name.
-        metadata: What else the header says. safetensors writes it in any order, here it is sorted.
+        tensors: The dtype and the shape of each tensor, by name.
+        metadata: More metadata for the header. It is sorted, because safetensors writes it in any order.
 
     Raises:
-        TypeError: safetensors does not know a dtype.
-        ValueError: A name cannot be that of a tensor.
+        TypeError: safetensors does not support a dtype.
+        ValueError: A name is not valid for a tensor.
     """
     content = _stand_in(tensors, metadata)
     places = []
@@ -68,7 +68,7 @@ def make_header(
         nbytes = dtype.itemsize
         for size in shape:
             nbytes *= size
-        packed = entry["shape"][-1] if shape else 1  # of two numbers in a byte the last dimension is twice as long
+        packed = entry["shape"][-1] if shape else 1  # with two numbers in a byte, the last dimension is twice as long
         entry["shape"] = [*shape[:-1], shape[-1] * packed] if shape else []
         entry["data_offsets"] = [at, at + nbytes]
         places.append((name, at, at + nbytes))
@@ -83,23 +83,23 @@ def make_header(
 
 
 def parse_header(content: bytes) -> dict[str, Any]:
-    """Returns what the header at the beginning of `content` says, which safetensors has checked."""
+    """Return the header at the beginning of `content`, which safetensors has validated."""
     length = int.from_bytes(content[:LENGTH_BYTES], "little")
     parsed: dict[str, Any] = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
     return parsed
 
 
 class KnownDtype(NamedTuple):
-    """A dtype of PyTorch that safetensors knows."""
+    """A PyTorch dtype that safetensors supports."""
 
     dtype: torch.dtype
     packed: int
-    """How many numbers the last dimension of a file counts for each element."""
+    """The number of entries in the last dimension of the file for each element."""
 
 
 @functools.cache
 def known_dtypes() -> dict[str, KnownDtype]:
-    """Returns the dtypes that files can have, by the names that these have in headers."""
+    """Return the dtypes that files can have, by their names in headers."""
     known = {}
     for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
         with suppress(TypeError):
@@ -117,28 +117,26 @@ def _stand_in(
     try:
         content = parse_header(library.save(small, metadata=dict(sorted(metadata.items())) if metadata else None))
     except KeyError as error:
-        raise TypeError(f"safetensors does not know the dtype {error}.") from error
+        raise TypeError(f"safetensors does not support the dtype {error}.") from error
     if "__metadata__" in content:
         content["__metadata__"] = dict(sorted(content["__metadata__"].items()))
     return content
 
 
 def _element(name: str, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of one element, which no kernel has to know."""
+    """Return a tensor of one element, without calling a kernel for its dtype."""
     try:
         with without_our_keys():
             return torch.zeros(dtype.itemsize, dtype=torch.uint8, device="cpu").view(dtype)
     except (RuntimeError, NotImplementedError) as error:
-        raise TypeError(f"safetensors does not know the dtype {dtype} of `{name}`.") from error
+        raise TypeError(f"safetensors does not support the dtype {dtype} of `{name}`.") from error
 
 
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if name == "__metadata__":
-            raise ValueError(
-                "A tensor cannot be called `__metadata__`, which files of safetensors keep for themselves."
-            )
+            raise ValueError("A tensor cannot be called `__metadata__`, which safetensors files reserve.")
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"A tensor cannot be called {name!r}, which is no text in UTF-8.") from error
+            raise ValueError(f"A tensor cannot be called {name!r}, which is not valid UTF-8.") from error

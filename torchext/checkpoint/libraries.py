@@ -1,4 +1,4 @@
-"""The libraries for files, which are needed only here."""
+"""The optional libraries for checkpoint files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["hub_serialization", "safetensors_torch"]
 
 
 def safetensors_torch() -> Any:
-    """Returns `safetensors.torch`.
+    """Return `safetensors.torch`.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -17,13 +17,13 @@ def safetensors_torch() -> Any:
         import safetensors.torch
     except ImportError as error:
         raise ImportError(
-            "torchext.checkpoint reads and writes files of safetensors. Install it: pip install safetensors"
+            "torchext.checkpoint reads and writes safetensors files. Install it: pip install safetensors"
         ) from error
     return safetensors.torch
 
 
 def hub_serialization() -> Any:
-    """Returns the module of huggingface_hub that divides checkpoints into files.
+    """Return the module of huggingface_hub that divides checkpoints into files.
 
     Raises:
         ImportError: huggingface_hub is not installed.
@@ -32,6 +32,6 @@ def hub_serialization() -> Any:
         import huggingface_hub.serialization._base as base
     except ImportError as error:
         raise ImportError(
-            "Checkpoints of several files are divided as huggingface_hub does. Install it: pip install huggingface_hub"
+            "huggingface_hub divides checkpoints into several files. Install it: pip install huggingface_hub"
         ) from error
     return base

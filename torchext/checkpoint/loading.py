@@ -1,7 +1,8 @@
-"""From files of tensors to a module that is deferred."""
+"""From tensor files to a deferred module."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
@@ -14,27 +15,35 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..deferred_init import materialize_module, materialize_tensor
+from ..errors import CheckpointError
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.held_tensors import is_wrapper, parts_of
+from ..tools.results import plain
 from .pieces import LARGEST_PIECE, parts_of_shape
 from .reading import StateDict, read_state
 from .tensors import check_dtype, converted_dtype, shows_all, storage_of
 
-__all__ = ["LoadedKeys", "load_safetensors"]
+__all__ = ["LoadedKeys", "load_checkpoint"]
 
 Device: TypeAlias = torch.device | str | int
 
+logger = logging.getLogger(__package__)
+
 
 class LoadedKeys(NamedTuple):
-    """What `load_safetensors(strict=False)` has not found."""
+    """The names that `load_checkpoint(strict=False)` did not match."""
 
     missing_keys: list[str]
     """Names of the module that are not in the files. They have the values of eager construction."""
     unexpected_keys: list[str]
     """Names in the files that the module does not have."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the names as plain values."""
+        return {name: plain(keys) for name, keys in self._asdict().items()}
 
-def load_safetensors(
+
+def load_checkpoint(
     module: Module,
     path: str | os.PathLike[str] | Mapping[str, Any],
     *,
@@ -42,41 +51,40 @@ def load_safetensors(
     device: Device | None = None,
     dtype: torch.dtype | None = None,
 ) -> LoadedKeys:
-    """Makes a deferred module real, with tensors from files.
+    """Materialize a deferred module with tensors from files.
 
-    Its tensors become real in place, so that ties, optimizers and all other holders see them. Where dtype and device
-    are those of the file, they show the file itself, which is mapped into memory: nothing is read before it is used,
-    and what is written to them is not written to the file. Others are converted one by one. What the files do not have,
-    such as buffers that are not persistent, gets the values of eager construction. Tensors of the module that are real
-    already are copied into.
+    Its tensors become real in place, so ties, optimizers and all other holders have them. Tensors with the dtype and
+    the device of the file use the file itself, which is mapped into memory: pages are read at first use, and writes do
+    not change the file. Other tensors are converted one by one. Tensors that the files do not contain, such as buffers
+    that are not persistent, get the values of eager construction. Real tensors of the module are overwritten.
 
-    Parts of tensors that are on several processes, of `DTensor`s, are read from their places in the files.
+    A rank reads only its shards of distributed tensors (`DTensor`) from the files.
 
     Args:
-        module: A module, deferred as a whole or in parts. Its `load_state_dict()` decides what goes where, with its
-            hooks.
-        path: A file of safetensors, an index of several, a folder with `model.safetensors` or
+        module: A module, deferred as a whole or in parts. Its `load_state_dict()`, with its hooks, decides which tensor
+            is loaded where.
+        path: A safetensors file, an index of several, a folder with `model.safetensors` or
             `model.safetensors.index.json`, a file of `torch.save()`, or a state dict, whose tensors the module then
-            shares, as by `load_state_dict(assign=True)`.
-        strict: Whether it is an error if names are missing, or not expected. A name that is tied to one in the files is
-            not missing.
-        device: Where to put parameters and buffers, if not on the devices that they were recorded on.
-        dtype: What to convert floating point and complex parameters and buffers to that are deferred.
+            shares, as with `load_state_dict(assign=True)`.
+        strict: Whether missing and unexpected names are an error. A name that is tied to a name in the files is not
+            missing.
+        device: The device of parameters and buffers. Default: their recorded devices.
+        dtype: The dtype of deferred floating point and complex parameters and buffers. Default: their recorded dtypes.
 
     Returns:
-        The names that were missing and those that were not expected.
+        The missing and the unexpected names.
 
     Raises:
         TypeError: `module` is not a module, or `dtype` is neither floating point nor complex.
-        FileNotFoundError: There is no such file.
-        ValueError: A file is damaged, or is not what it should be; or an argument is out of range. The module is as it
-            was.
-        RuntimeError: Names are missing or not expected, or shapes differ: all of them, in the words of
-            `load_state_dict()`. The module is as it was, but for what its own hooks and `set_extra_state()` have done.
-        ImportError: safetensors is needed and not installed.
+        FileNotFoundError: The file does not exist.
+        CheckpointError: A file is damaged or has another format. The module does not change. Or names are missing or
+            unexpected, or shapes differ; the message lists them all, as in `load_state_dict()`. The module does not
+            change, except by its own hooks and `set_extra_state()`.
+        ValueError: An argument is out of range. The module does not change.
+        ImportError: safetensors is required, but not installed.
     """
     if not isinstance(module, Module):
-        raise TypeError(f"load_safetensors() takes a module, but `module` is a {type(module).__name__}.")
+        raise TypeError(f"load_checkpoint() takes a module, but `module` is a {type(module).__name__}.")
     check_dtype(dtype)
     place = _Place(None if device is None else torch.device(device), dtype)
     state = read_state(path)
@@ -85,7 +93,7 @@ def load_safetensors(
     preview = _Preview(place) if _has_code_that_may_look(module) else None
     try:
         with _Collecting(module, tied.values(), preview) as collected:
-            keys = module.load_state_dict(given, strict=strict)
+            keys = _load_state_dict(module, given, strict)
         for load in collected.loads.values():
             _check(load, place)
     except BaseException:
@@ -101,7 +109,17 @@ def load_safetensors(
     finally:
         if preview is not None:
             preview.keep_apart()
+    logger.info("Loaded %d tensors, with %d missing names.", len(loads), len(keys.missing_keys))
     return LoadedKeys(list(keys.missing_keys), list(keys.unexpected_keys))
+
+
+def _load_state_dict(module: Module, given: Mapping[str, Any], strict: bool) -> Any:
+    try:
+        return module.load_state_dict(given, strict=strict)
+    except RuntimeError as error:
+        if str(error).startswith("Error(s) in loading state_dict"):
+            raise CheckpointError(str(error)) from error
+        raise  # of the module's own code
 
 
 def _with_versions(tensors: dict[str, Any], versions: Any) -> OrderedDict[str, Any]:
@@ -112,32 +130,32 @@ def _with_versions(tensors: dict[str, Any], versions: Any) -> OrderedDict[str, A
 
 
 class _Place(NamedTuple):
-    """Where tensors go, and what they become."""
+    """The device and the dtype of the loaded tensors."""
 
     device: torch.device | None
     dtype: torch.dtype | None
 
     def of(self, tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
-        """The device and the dtype of a tensor of the module afterwards."""
+        """Return the device and the dtype of a tensor of the module after loading."""
         return self.device or tensor.device, converted_dtype(tensor, self.dtype)
 
 
 class _Load(NamedTuple):
-    """A tensor of the module, and what it is to become."""
+    """A tensor of the module, and the data to load into it."""
 
     target: torch.Tensor
     data: torch.Tensor
     recorded: torch.dtype
-    """The dtype of the target, which values pass through."""
+    """The dtype of the target, to which values are converted first."""
 
 
 class _Collecting(TorchFunctionMode):
-    """Collects what `load_state_dict()` would copy, so that nothing has changed when it raises.
+    """Collect the copies of `load_state_dict()`, so that nothing has changed when it raises.
 
     Args:
         module: The module.
-        tied: What need not be copied, because the memory is that of another tensor.
-        preview: Shows the values at once to the module's own code, if it has any.
+        tied: Tensors that need no copy, because they have the memory of another tensor.
+        preview: Makes the values visible to the module's own code, if it has any.
     """
 
     def __init__(self, module: Module, tied: Iterable[torch.Tensor], preview: _Preview | None) -> None:
@@ -154,7 +172,7 @@ class _Collecting(TorchFunctionMode):
         if func is torch.Tensor.copy_ and len(args) == 2 and not kwargs and id(args[0]) in self._held:
             target, data = args
             if data is not target and id(data) not in self._tied:
-                self.loads.pop(id(target), None)  # what is copied last stays
+                self.loads.pop(id(target), None)  # the last copy wins
                 load = self.loads[id(target)] = _Load(target, data, target.dtype)
                 if self._preview is not None:
                     self._preview.show(load)
@@ -163,23 +181,23 @@ class _Collecting(TorchFunctionMode):
 
 
 class _Preview:
-    """Shows the values of files while `load_state_dict()` runs, as eager modules have them then, to be put back.
+    """Make the values of files visible while `load_state_dict()` runs, as in eager modules, and restore them after.
 
-    Hooks, `set_extra_state()` and methods that a module overrides may read what has been loaded, compute other tensors
-    of it, and change it.
+    Hooks, `set_extra_state()` and methods that a module overrides may read the loaded tensors, compute others from
+    them, and change them.
     """
 
     def __init__(self, place: _Place) -> None:
         self._place = place
         self._deferred: list[tuple[_C.RecordedValue, _C.RecordedValue]] = []
-        """What each storage showed before, and with the values."""
+        """The value of each storage before, and with the loaded tensors."""
         self._latest: dict[int | None, tuple[_C.RecordedValue, bool]] = {}
-        """For each storage, the last value that it was given here, and whether others have changed one."""
+        """For each storage, the last value set here, and whether the module has changed one."""
         self._real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Tensors that were real, and copies of what they were."""
+        """Real tensors, and copies of their values before."""
 
     def show(self, load: _Load) -> None:
-        """Lets the target of `load` have its values, unless it cannot: then the caller raises."""
+        """Set the values of the target of `load`, unless they do not fit: then the caller raises."""
         try:
             _check(load, self._place)
         except ValueError:
@@ -200,7 +218,7 @@ class _Preview:
         self._latest[storage] = shown, is_changed
 
     def is_shown(self, load: _Load) -> bool:
-        """Whether the target of `load` is deferred and still has the values that it was given here."""
+        """Return True if the target of `load` is deferred and still has the values set here."""
         target, _ = _parts_of_load(load)
         if not _C.is_deferred(target):
             return False
@@ -208,7 +226,7 @@ class _Preview:
         return not is_changed and shown is not None and shown.is_of(target)
 
     def put_back(self) -> None:
-        """Gives all targets the values that they had before."""
+        """Restore the values of all targets."""
         for before, _ in reversed(self._deferred):
             before.put_back()
         with torch.no_grad():
@@ -216,7 +234,7 @@ class _Preview:
                 target.copy_(value)
 
     def keep_apart(self) -> None:
-        """Copies what is recorded outside of the module as read from memory that its tensors show now."""
+        """Copy the memory that recordings outside of the module read, and that the module's tensors now use."""
         self._latest.clear()
         shown = [value for _, value in self._deferred]
         self._deferred.clear()
@@ -225,7 +243,7 @@ class _Preview:
 
 
 def _has_code_that_may_look(module: Module) -> bool:
-    """Whether code other than PyTorch's runs in `load_state_dict()`, which may look at what has been loaded."""
+    """Return True if `load_state_dict()` runs code outside of PyTorch, which may read the loaded tensors."""
     methods = "load_state_dict", "_load_from_state_dict", "set_extra_state"
     return any(
         part._load_state_dict_pre_hooks
@@ -240,7 +258,7 @@ def _is_of_pytorch(method: object) -> bool:
 
 
 def _tied(module: Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What is not in the files, because one that is shows its memory: the same tensor, or all of the memory."""
+    """Return tensors for names that are not in the files, but whose memory is that of a tensor in the files."""
     held = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if _has_values(tensor)}
     given = {name: data for name, data in tensors.items() if name in held and _is_tensor(data)}
     same = {id(held[name]): data for name, data in given.items()}
@@ -267,14 +285,14 @@ def _is_tensor(value: object) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> int | None:
-    """Which storage a tensor shows, if it shows one."""
+    """Return a number for the storage of a tensor, or None if it has none."""
     if is_wrapper(tensor) or tensor.layout != torch.strided or tensor.numel() == 0:
         return None
     return storage_of(tensor)[0]
 
 
 def _show_all_in_order(tensor: torch.Tensor, data: torch.Tensor) -> bool:
-    """Whether `tensor` shows all of its storage in order, so that what shows a part of it shows a part of `data`."""
+    """Return True if `tensor` shows all of its storage in order, so that its views are views of `data`."""
     return (
         _storage(tensor) is not None
         and tensor.is_contiguous()
@@ -285,25 +303,25 @@ def _show_all_in_order(tensor: torch.Tensor, data: torch.Tensor) -> bool:
 
 
 def _check(load: _Load, place: _Place) -> None:
-    """Raises what would be raised halfway otherwise."""
+    """Raise for a tensor that cannot be loaded, before any tensor is loaded."""
     target, data = load.target, load.data
     if place.device is not None and place.device.type == "meta":
         raise ValueError("Tensors cannot be loaded to the device `meta`, where they have no values.")
     if data.layout != torch.strided or data.is_meta or (_C.is_fake(data) and not _C.is_deferred(data)):
-        raise ValueError(
-            f"What is to be loaded into a tensor of shape {tuple(target.shape)} has no values in order: its layout is "
-            f"{data.layout}, its device {data.device}."
+        raise CheckpointError(
+            f"The data for a tensor of shape {tuple(target.shape)} has no strided values: its layout is {data.layout}, "
+            f"its device {data.device}."
         )
     if is_wrapper(data) and not is_wrapper(target):
-        raise ValueError(
-            f"A {type(data).__name__} cannot be loaded into a tensor of shape {tuple(target.shape)} that is whole. Use "
-            "its full_tensor()."
+        raise CheckpointError(
+            f"A {type(data).__name__} cannot be loaded into a tensor of shape {tuple(target.shape)} that is not "
+            "distributed. Use its full_tensor()."
         )
     for part in parts_of(target):
         if _C.is_fake(part) and not _C.is_deferred(part):
             raise ValueError(
-                f"A tensor of shape {tuple(part.shape)} is fake, and was not constructed by deferred_init(), so that "
-                "it cannot become real."
+                f"A tensor of shape {tuple(part.shape)} is fake, but was not constructed by deferred_init(), so it "
+                "cannot be loaded."
             )
     device, dtype = place.of(target)
     if is_wrapper(target) and (device.type != target.device.type or dtype != target.dtype):
@@ -314,13 +332,13 @@ def _check(load: _Load, place: _Place) -> None:
 
 
 class _Shown:
-    """The memory that tensors of the module show already, so that no two of them come to share it."""
+    """The memory in use by tensors of the module, so that no two of them share memory."""
 
     def __init__(self) -> None:
         self._spans: dict[int, list[tuple[int, int]]] = {}
 
-    def take(self, data: torch.Tensor) -> bool:
-        """Returns whether nobody has taken it yet, and takes it."""
+    def claim(self, data: torch.Tensor) -> bool:
+        """Claim the memory of `data`. Return False if it is in use."""
         storage = data.untyped_storage()
         begin = int(data.storage_offset()) * data.itemsize
         end = begin + data.numel() * data.itemsize
@@ -332,13 +350,13 @@ class _Shown:
 
 
 class _Loader(NamedTuple):
-    """Loads one tensor after the other, so that no more than one is in memory twice."""
+    """Load the tensors one by one, so that at most one is in memory twice."""
 
     state: StateDict
     place: _Place
     shown: _Shown
     counts: Counter[int | None]
-    """How many tensors are loaded into each storage."""
+    """The number of tensors loaded into each storage."""
 
     def load(self, load: _Load) -> None:
         target, data = _parts_of_load(load)
@@ -350,20 +368,20 @@ class _Loader(NamedTuple):
             self._copy(target, data)
 
     def _ready(self, target: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-        """What `target` shall show: `data` itself if it can."""
+        """Return the data of `target`: `data` itself if possible."""
         device, dtype = self.place.of(target)
         if _C.is_fake(data):
-            return data  # of the module itself, which is not adopted
+            return data  # from the module itself, which is not adopted
         is_there = data.device.type == device.type and device.index in (None, data.device.index)
         is_same = data.dtype == dtype and _is_exact(data.dtype, target.dtype) and data.is_contiguous()
-        if is_there and is_same and self.counts[_storage(target)] <= 1 and self.shown.take(data):
+        if is_there and is_same and self.counts[_storage(target)] <= 1 and self.shown.claim(data):
             return data.detach()
         return self._converted(data.detach(), target.dtype, dtype, device)
 
     def _converted(
         self, data: torch.Tensor, recorded: torch.dtype, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """As by copying it into what was recorded, and converting that."""
+        """Return `data`, converted to the recorded dtype and then to `dtype`."""
         result = torch.empty(data.shape, dtype=dtype, device=device)
         for part in parts_of_shape(data.shape, LARGEST_PIECE // data.itemsize):
             result[part] = data[part].to(recorded)
@@ -371,7 +389,7 @@ class _Loader(NamedTuple):
         return result
 
     def _copy(self, target: torch.Tensor, data: torch.Tensor) -> None:
-        """Into a part of a larger memory, say, whose rest is computed."""
+        """Copy into a deferred tensor, such as a part of a larger storage whose rest is computed."""
         with torch.no_grad():
             target.copy_(data)
         materialize_tensor(target, device=self.place.device, dtype=self.place.dtype)
@@ -379,22 +397,22 @@ class _Loader(NamedTuple):
 
 
 def _is_exact(dtype: torch.dtype, other: torch.dtype) -> bool:
-    """Whether `other` has all values of `dtype`."""
+    """Return True if `other` represents all values of `dtype`."""
     if dtype == other:
         return True
     try:
         return torch.promote_types(dtype, other) == other
-    except RuntimeError:  # of float8 and others
+    except RuntimeError:  # float8 and others have no promotion
         return False
 
 
 def _parts_of_load(load: _Load) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target and the data of `load`, or, if the target is distributed, the parts that this process has."""
+    """Return the target and the data of `load`, or the local parts if the target is distributed."""
     return _local(load.target, load.data) if is_wrapper(load.target) else (load.target, load.data)
 
 
 def _local(target: Any, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The part of a distributed tensor that this process has, and of what it is loaded from."""
+    """Return the local part of a distributed tensor, and of its data."""
     [local] = parts_of(target)
     if not isinstance(data, type(target)):
         return local, _shard_of(target, local, data)
@@ -405,9 +423,9 @@ def _local(target: Any, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _shard_of(target: Any, local: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """The elements of `data` that belong to the local part of `target`, without reading others."""
+    """Return the elements of `data` for the local part of `target`, without reading others."""
     coordinate = target.device_mesh.get_coordinate()
-    if coordinate is None:  # this process is not in the mesh
+    if coordinate is None:  # this rank is not in the mesh
         return torch.empty(local.shape, dtype=data.dtype)
     for dim in range(data.dim()):
         indices = _indices(target, coordinate, dim, data)
@@ -420,7 +438,7 @@ def _shard_of(target: Any, local: torch.Tensor, data: torch.Tensor) -> torch.Ten
 
 
 def _indices(target: Any, coordinate: list[int], dim: int, data: torch.Tensor) -> torch.Tensor:
-    """Which indices of a dimension the local part has: as placements divide tensors, they divide these."""
+    """Return the indices of the local part in a dimension, by dividing all indices as placements divide tensors."""
     with without_our_keys():
         indices = torch.arange(data.shape[dim], device="cpu").view([-1 if i == dim else 1 for i in range(data.dim())])
         for mesh_dim, placement in enumerate(target.placements):

@@ -1,4 +1,4 @@
-"""Tensors in pieces of bounded size, each computed when its turn comes."""
+"""Tensors in pieces of bounded size, computed one by one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .tensors import shows_all
 __all__ = ["LARGEST_PIECE", "Budget", "Pieces", "cut", "parts_of_shape", "recorded_as"]
 
 LARGEST_PIECE = 16 << 20
-"""Memory of up to this size is used again by the allocator, larger memory is given back to the system at once."""
+"""The allocator reuses memory up to this size. It returns larger memory to the system immediately."""
 
 SMALLEST_PIECE = 64 << 10
 
 OVERHEAD = 2 << 20
-"""What Python and the recording take, in bytes."""
+"""The memory of Python and the recording, in bytes."""
 
 IN_FLIGHT = 2
-"""How many pieces are there besides the one that is being computed: one waits, and one is being written."""
+"""The number of pieces besides the computed one: one waits, and one is being written."""
 
 
 class Budget(NamedTuple):
-    """How much memory there is."""
+    """The memory that writing may use."""
 
     max_memory: int
-    """In bytes."""
+    """The total in bytes."""
 
     @property
     def piece(self) -> int:
@@ -40,37 +40,37 @@ class Budget(NamedTuple):
 
     @property
     def for_computing(self) -> int:
-        """How much of the memory one piece may take while it is computed."""
+        """The memory for computing one piece."""
         return self.max_memory - self.beside_computing
 
     @property
     def beside_computing(self) -> int:
-        """How much of it there is besides: pieces, and what has been freed and is not used again."""
+        """The rest: waiting pieces, and freed memory that is not reused."""
         return IN_FLIGHT * self.piece + self.slack + OVERHEAD
 
     @property
     def slack(self) -> int:
-        """How much may be freed before it is given back to the system."""
+        """The freed memory that is not returned to the system immediately."""
         return self.piece
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """How a tensor is divided."""
+    """A tensor, divided into pieces."""
 
     tensor: torch.Tensor
     dtype: torch.dtype
-    """What it is converted to."""
+    """The dtype in the file."""
     piece: int
-    """The size of a piece in elements. 0 if the tensor is computed at once, and then divided."""
+    """The size of a piece in elements. 0 if the tensor is computed as a whole, and then divided."""
     nbytes: int
     needs: int
-    """How much memory computing a piece takes, in bytes."""
+    """The memory for computing a piece, in bytes."""
     is_on_device: bool = False
-    """Whether all of it is computed in the memory of a device, and copied piece by piece."""
+    """Whether the whole tensor is computed in the memory of a device, and copied in pieces."""
 
     def values(self, memory: _C.RecycledMemory) -> Iterator[torch.Tensor]:
-        """Yields the elements in their order, as real tensors on the CPU, which are computed in `memory`."""
+        """Yield the elements in order, as real CPU tensors that are computed in `memory`."""
         elements = max(1, LARGEST_PIECE // self.dtype.itemsize)
         if self.is_on_device:
             whole = _C.evaluate_in(recorded_as(self.tensor, self.dtype), memory)
@@ -85,13 +85,13 @@ class Pieces:
 
 
 def cut(name: str, tensor: torch.Tensor, dtype: torch.dtype, budget: Budget) -> Pieces:
-    """Decides how a tensor is divided, so that no piece takes more memory than there is.
+    """Divide a tensor so that each piece can be computed in the memory of `budget`.
 
-    Random fills, copies and simple arithmetic are computed piece by piece. What can only be computed as a whole, as
-    `orthogonal_`, is computed once, where memory allows.
+    Random fills, copies and simple arithmetic are computed piece by piece. Other operators, such as `orthogonal_`, are
+    computed once, as a whole, if memory allows.
 
     Raises:
-        MemoryError: There is not enough. It tells what is needed.
+        MemoryError: The memory is too small. The message contains the required size.
     """
     tensor = tensor.detach()
     nbytes = tensor.numel() * dtype.itemsize
@@ -120,9 +120,9 @@ def cut(name: str, tensor: torch.Tensor, dtype: torch.dtype, budget: Budget) -> 
         return Pieces(tensor, dtype, size, nbytes, of_part)
     needed = min(whole, of_part) + budget.beside_computing
     raise MemoryError(
-        f"Computing `{name}` of shape {tuple(tensor.shape)} takes {readable(needed)}, because not all of the operators "
-        f"that it comes from can be computed in parts, but `max_memory` is {readable(budget.max_memory)}. Allow as "
-        "much, or materialize this tensor first. explain() shows what it comes from."
+        f"Computing `{name}` of shape {tuple(tensor.shape)} takes {readable(needed)}, because not all of its operators "
+        f"can be computed in parts, but `max_memory` is {readable(budget.max_memory)}. Increase it, or materialize "
+        "this tensor first. explain() lists its operators."
     )
 
 
@@ -134,7 +134,7 @@ def _values(tensor: torch.Tensor, dtype: torch.dtype, memory: _C.RecycledMemory)
 
 
 def recorded_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A deferred tensor that shows all of its storage, and that in order."""
+    """Return a deferred tensor that shows all of its storage, in order."""
     with torch.no_grad():
         result = tensor.to(dtype).resolve_conj().resolve_neg().contiguous()
         return result if shows_all(result) else result.clone(memory_format=torch.contiguous_format)
@@ -148,7 +148,7 @@ Part = tuple[int | slice, ...]
 
 
 def parts_of_shape(shape: torch.Size, elements: int) -> Iterator[Part]:
-    """Divides a shape, in the order of its elements, into parts of at most `elements` elements."""
+    """Divide a shape, in the order of its elements, into parts of at most `elements` elements."""
     cut_at = _dimension_to_cut(shape, elements)
     if cut_at == len(shape):
         for i in range(math.prod(shape)):
@@ -162,7 +162,7 @@ def parts_of_shape(shape: torch.Size, elements: int) -> Iterator[Part]:
 
 
 def _middle(tensor: torch.Tensor, elements: int) -> Part:
-    """One of these parts, which has others before it and after it."""
+    """Return one of these parts, with others before and after it."""
     shape = tensor.shape
     cut_at = _dimension_to_cut(shape, elements)
     if cut_at == len(shape):
@@ -173,7 +173,7 @@ def _middle(tensor: torch.Tensor, elements: int) -> Part:
 
 
 def _dimension_to_cut(shape: torch.Size, elements: int) -> int:
-    """The first dimension whose entries have at most `elements` elements."""
+    """Return the first dimension whose entries have at most `elements` elements."""
     for dim in range(len(shape)):
         if math.prod(shape[dim + 1 :]) <= elements:
             return dim

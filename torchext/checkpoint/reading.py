@@ -1,4 +1,4 @@
-"""Files of tensors, mapped into memory."""
+"""Tensor files, mapped into memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import CheckpointError
 from ..tools.dispatch_keys import without_our_keys
 from .contents import SUFFIX
 from .header import LENGTH_BYTES, known_dtypes, parse_header
@@ -19,12 +20,12 @@ from .libraries import safetensors_torch
 
 __all__ = ["Mapped", "StateDict", "read_state"]
 
-# What else is private to the process, but takes memory only where it is written. Python names it since 3.11.
+# Private mappings then take memory only where they are written. Python has the name since 3.11.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class Mapped:
-    """A file in memory. What is written there is not written to the file."""
+    """A file in memory. Writes to the memory do not change the file."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -37,7 +38,7 @@ class Mapped:
             )
 
     def tensor(self, dtype: torch.dtype, shape: list[int], begin: int, end: int) -> torch.Tensor:
-        """Returns a tensor on the bytes from `begin` to `end`, which it keeps mapped."""
+        """Return a tensor on the bytes from `begin` to `end`, which it keeps mapped."""
         with without_our_keys():
             if begin == end:
                 return torch.empty(shape, dtype=dtype, device="cpu")
@@ -47,7 +48,7 @@ class Mapped:
             return raw.view(dtype).view(shape)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Lets go of the memory of what has been read of `tensor`, which was not written. It can be read again."""
+        """Release the memory pages of `tensor`, which was not written. They can be read again."""
         start = torch.frombuffer(self._bytes, dtype=torch.uint8).data_ptr()
         begin = tensor.data_ptr() - start
         if 0 <= begin < self._size:
@@ -58,30 +59,30 @@ class Mapped:
 
 
 class StateDict(NamedTuple):
-    """Tensors by name, and the files that they are in."""
+    """Tensors by name, and their files."""
 
     tensors: dict[str, Any]
     files: list[Mapped]
     versions: Any = None
-    """What `state_dict()` has noted of the versions of modules, if it was there."""
+    """The versions of modules that `state_dict()` recorded, if any."""
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Lets go of the memory of what has been read of `tensor`."""
+        """Release the memory pages of `tensor`."""
         for file in self.files:
             file.forget(tensor)
 
 
 def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> StateDict:
-    """Returns what there is to be loaded.
+    """Return the tensors of a checkpoint.
 
     Args:
-        source: A file of safetensors, an index of several, a folder with one or the other, a file of `torch.save()`, or
-            a state dict.
+        source: A safetensors file, an index of several, a folder with one or the other, a file of `torch.save()`, or a
+            state dict.
 
     Raises:
-        FileNotFoundError: There is no such file, or none in the folder.
-        ValueError: A file is not what it should be. The message names it and, if it is about one, the tensor.
-        ImportError: safetensors is needed and not installed.
+        FileNotFoundError: The file does not exist, or the folder has no checkpoint.
+        CheckpointError: A file is damaged, or has another format. The message names the file and the tensor.
+        ImportError: safetensors is required, but not installed.
     """
     if isinstance(source, Mapping):
         return StateDict(dict(source), [], getattr(source, "_metadata", None))
@@ -98,7 +99,7 @@ def _file_of(path: Path) -> Path:
         return path
     found = [name for name in (f"model{SUFFIX}", f"model{SUFFIX}.index.json") if (path / name).exists()]
     if len(found) > 1:
-        raise ValueError(f"There are two checkpoints in {path}: `{found[0]}` and `{found[1]}`. Name one of them.")
+        raise CheckpointError(f"There are two checkpoints in {path}: `{found[0]}` and `{found[1]}`. Name one of them.")
     if found:
         return path / found[0]
     raise FileNotFoundError(f"There is neither `model{SUFFIX}` nor `model{SUFFIX}.index.json` in {path}.")
@@ -111,13 +112,13 @@ def _read_files(paths: list[Path]) -> StateDict:
         state.files.append(mapped)
         for name, tensor in tensors:
             if name in state.tensors:
-                raise ValueError(f"{path} has a tensor `{name}`, which is in another file of the checkpoint, too.")
+                raise CheckpointError(f"{path} has a tensor `{name}`, which is also in another file of the checkpoint.")
             state.tensors[name] = tensor
     return state
 
 
 def _read_file(path: Path) -> tuple[Mapped, Iterator[tuple[str, torch.Tensor]]]:
-    """Has safetensors check the file: lengths, names, dtypes, and that no tensors overlap or leave gaps."""
+    """Map a file. safetensors validates it: lengths, names, dtypes, and that tensors neither overlap nor leave gaps."""
     library = safetensors_torch()
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -125,7 +126,7 @@ def _read_file(path: Path) -> tuple[Mapped, Iterator[tuple[str, torch.Tensor]]]:
         with library.safe_open(path, framework="pt"):
             pass
     except Exception as error:
-        raise ValueError(f"{path} is not a file of safetensors, or is damaged: {error}") from error
+        raise CheckpointError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     mapped = Mapped(path)
     with path.open("rb") as file:
         length = file.read(LENGTH_BYTES)
@@ -139,7 +140,7 @@ def _tensors_of(path: Path, mapped: Mapped, content: bytes) -> Iterator[tuple[st
             continue
         known = known_dtypes().get(entry["dtype"])
         if known is None:
-            raise ValueError(f"`{name}` in {path} has the dtype {entry['dtype']}, which PyTorch does not know.")
+            raise CheckpointError(f"`{name}` in {path} has the dtype {entry['dtype']}, which PyTorch does not have.")
         begin, end = (len(content) + offset for offset in entry["data_offsets"])
         shape = entry["shape"]
         if known.packed > 1:
@@ -152,28 +153,30 @@ def _read_index(path: Path) -> StateDict:
         places = json.loads(path.read_text())["weight_map"]
         names = {str(name): Path(str(file)) for name, file in places.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise CheckpointError(
             f"{path} is not the index of a checkpoint: it has no `weight_map` of names to files."
         ) from error
     for name, file in names.items():
         if file.name != str(file) or file.suffix != SUFFIX:
-            raise ValueError(f"{path} says that `{name}` is in {str(file)!r}, which is not a file of its folder.")
+            raise CheckpointError(f"{path} maps `{name}` to {str(file)!r}, which is not a file in its folder.")
     state = _read_files([path.with_name(file) for file in sorted({str(file) for file in names.values()})])
     for name, file in names.items():
         if name not in state.tensors:
-            raise ValueError(f"{path} says that `{name}` is in {file}, but it is not.")
+            raise CheckpointError(f"{path} maps `{name}` to {file}, which does not contain it.")
     return state
 
 
 def _read_pickle(path: Path) -> StateDict:
-    """Those of `torch.save()` are mapped by `torch.load()`."""
+    """Map a file of `torch.save()`, by `torch.load()`."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
     try:
         with without_our_keys():
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is not a file of torch.save() that holds tensors, or is damaged: {error}") from error
+        raise CheckpointError(
+            f"{path} is not a file of torch.save() that holds tensors, or is damaged: {error}"
+        ) from error
     if not isinstance(content, Mapping):
-        raise ValueError(f"{path} was expected to hold a state dict, but it holds a {type(content).__name__}.")
+        raise CheckpointError(f"{path} was expected to hold a state dict, but it holds a {type(content).__name__}.")
     return StateDict(dict(content), [], getattr(content, "_metadata", None))

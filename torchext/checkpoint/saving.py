@@ -1,44 +1,48 @@
-"""From a module, deferred or not, to files of safetensors."""
+"""From a module, deferred or not, to safetensors files."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
 
 from .. import _C
 from ..tools.progress import progress_bar
+from ..tools.results import Column, Table
 from ..tools.sizes import bytes_of, readable
 from .contents import SUFFIX, Contents, PlannedFile, PlannedFiles, plan_files, state_of
 from .folder import Folder, IncompleteFile
 from .pieces import Budget, Pieces, cut
 from .writer import Writer
 
-__all__ = ["Plan", "plan_checkpoint", "save_safetensors"]
+__all__ = ["CheckpointPlan", "Plan", "plan_checkpoint", "save_safetensors"]
+
+logger = logging.getLogger(__package__)
 
 LEAST_MEMORY = 4 << 20
 
 
-class Plan(NamedTuple):
-    """What is going to be written."""
+class CheckpointPlan(NamedTuple):
+    """The files that `save_safetensors` would write."""
 
     place: Path
-    """The folder that the files are in."""
+    """The folder of the files."""
     files: PlannedFiles
     pieces: dict[str, Pieces]
     contents: Contents
     text: str
-    """Tells this plan from others: what is in the files, and how it comes about."""
+    """A digest of the contents of the files and their recordings."""
     budget: Budget
     stem: str
-    """How the names of the files begin."""
+    """The beginning of the names of the files."""
 
     @property
     def nbytes(self) -> int:
@@ -46,12 +50,33 @@ class Plan(NamedTuple):
         return sum(file.header.file_size for file in self.files.files)
 
     def others(self) -> list[str]:
-        """Files in the place that would be taken for a part of this checkpoint."""
+        """Return the existing files that would be read as a part of this checkpoint."""
         own = {file.name for file in self.files.files} | (
             {self.files.index_file[0]} if self.files.index_file else set()
         )
-        kin = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?{re.escape(SUFFIX)}(\.index\.json)?")
-        return [path.name for path in self.place.iterdir() if kin.fullmatch(path.name) and path.name not in own]
+        related = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?{re.escape(SUFFIX)}(\.index\.json)?")
+        return [path.name for path in self.place.iterdir() if related.fullmatch(path.name) and path.name not in own]
+
+    def _table(self) -> Table:
+        columns = [Column("file"), Column("tensors", is_number=True), Column("bytes", readable, is_number=True)]
+        rows = [(file.name, len(file.header.places), file.header.file_size) for file in self.files.files]
+        return Table(columns, rows)
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def __repr__(self) -> str:
+        return f"CheckpointPlan({len(self.files.files)} files, {readable(self.nbytes)}, in {str(self.place)!r})"
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the folder, and the name, tensors and bytes of each file, as plain values."""
+        return {"place": str(self.place), "bytes": self.nbytes, "files": self._table().to_dict()}
+
+
+Plan = CheckpointPlan
 
 
 def save_safetensors(
@@ -65,38 +90,39 @@ def save_safetensors(
     metadata: Mapping[str, str] | None = None,
     resume: bool = False,
 ) -> None:
-    """Writes a module or a state dict to files of safetensors, in bounded memory.
+    """Write a module or a state dict to safetensors files, in bounded memory.
 
-    Deferred tensors are computed piece by piece, written to their places, and stay deferred. The files have the bytes
-    that they would have if all had been constructed eagerly and saved at once. Real tensors are written as they are.
-    What shares memory is written once.
+    Deferred tensors are computed piece by piece, written to their places, and stay deferred. The files have the same
+    bytes as if all tensors had been constructed eagerly and saved at once. Real tensors are written unchanged. Shared
+    memory is written once.
 
     Args:
-        source: A module or a state dict, deferred as a whole, in parts, or not at all.
-        path: One file, if it ends in `.safetensors`: what `safetensors.torch.save_file(source.state_dict(), path)`
-            would write, or, if tensors share memory, `save_model`. Otherwise a folder, for what `save_pretrained` would
-            write of the weights of a model of transformers, and `huggingface_hub.save_torch_model` of others:
-            `model.safetensors`, or several files and `model.safetensors.index.json`.
-        max_shard_size: How large a file in a folder may be, in bytes, or as "5GB" or "1GiB". A larger tensor has a file
-            of its own.
-        max_memory: How much more memory the process may have than before, in bytes, or as "5GB" or "1GiB".
-        dtype: What to convert floating point and complex tensors to, as `source.to(dtype)` would.
-        progress: Show a bar of bytes, and their rate, while it lasts. Needs tqdm.
-        metadata: What else to write into the header of a file, or into the index if there is one.
-        resume: Go on where a call has stopped that was killed, with the files that it had completed. It must have been
-            about the same tensors, recordings and options.
+        source: A module or a state dict. Its tensors may be deferred or real.
+        path: One file, if it ends in `.safetensors`: the file that `safetensors.torch.save_file(source.state_dict(),
+            path)` would write, or, if tensors share memory, `save_model`. Otherwise a folder, with the files that
+            `save_pretrained` would write for the weights of a transformers model, and
+            `huggingface_hub.save_torch_model` for other models: `model.safetensors`, or several files and
+            `model.safetensors.index.json`.
+        max_shard_size: The maximum size of a file in a folder, in bytes, or as "5GB" or "1GiB". A larger tensor gets
+            its own file.
+        max_memory: Maximum growth of the process's resident memory, in bytes, or as "5GB" or "1GiB".
+        dtype: The dtype of floating point and complex tensors in the files, as in `source.to(dtype)`.
+        progress: Show a progress bar of bytes and their rate. Needs tqdm.
+        metadata: More metadata for the header of a file, or for the index if there is one.
+        resume: Resume a call that was killed, and keep the files that it completed. It must have had the same tensors,
+            recordings and options.
 
     Raises:
-        TypeError: `source` is neither a module nor a state dict, or a tensor has a dtype that safetensors does not
-            know.
-        ValueError: An argument is out of range, or a tensor has no values or a layout that cannot be saved.
-        RuntimeError: Tensors share memory and none of them shows all of it, another call is writing into the folder, or
-            a value cannot be computed.
-        MemoryError: A tensor cannot be computed in as little memory. Nothing has been written.
-        FileExistsError: Files are there that are not to be gone on with. Nothing has been written.
-        OSError: There is too little space, or the files cannot be written. Files that are complete are left, for
-            `resume=True`; others are removed.
-        ImportError: safetensors is not installed, or another library that an argument needs.
+        TypeError: `source` is neither a module nor a state dict, or safetensors does not support the dtype of a tensor.
+        ValueError: An argument is out of range, or a tensor has no values, or a layout that cannot be saved.
+        CheckpointError: Tensors share memory and none of them shows all of it, or another call is writing into the
+            folder.
+        MaterializationError: A value cannot be computed.
+        MemoryError: A tensor cannot be computed in `max_memory`. Nothing has been written.
+        FileExistsError: Files exist that cannot be resumed. Nothing has been written.
+        OSError: The disk has too little space, or the files cannot be written. Complete files stay, for `resume=True`;
+            others are removed.
+        ImportError: safetensors, or another library that an argument needs, is not installed.
     """
     plan = plan_checkpoint(
         source, path, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype, metadata=metadata
@@ -106,6 +132,13 @@ def save_safetensors(
     index = plan.files.index_file
     with folder.locked():
         complete = folder.begin(sizes, index[0] if index else None, plan.others(), plan.text, resume)
+        logger.info(
+            "Writing %d files of %s to %s; %d are complete.",
+            len(sizes),
+            readable(plan.nbytes),
+            plan.place,
+            len(complete),
+        )
         try:
             _write_files(plan, complete, progress)
             if index is not None:
@@ -114,6 +147,7 @@ def save_safetensors(
             folder.forget_unless_begun(sizes)
             raise
         folder.end()
+        logger.info("The checkpoint in %s is complete.", plan.place)
 
 
 def plan_checkpoint(
@@ -124,8 +158,11 @@ def plan_checkpoint(
     max_memory: int | str = "1GiB",
     dtype: torch.dtype | None = None,
     metadata: Mapping[str, str] | None = None,
-) -> Plan:
-    """Returns what `save_safetensors` would write, and how. Takes its arguments, and raises what it would raise."""
+) -> CheckpointPlan:
+    """Return the files that `save_safetensors` would write, without computing values.
+
+    It takes the same arguments and raises the same errors, except those of the file system.
+    """
     budget = Budget(bytes_of(max_memory, "max_memory"))
     if budget.max_memory < LEAST_MEMORY:
         raise ValueError(
@@ -140,7 +177,7 @@ def plan_checkpoint(
     pieces = {name: cut(name, tensor, contents.dtype_of(name), budget) for name, tensor in contents.tensors.items()}
     place = target.parent if target.suffix == SUFFIX else target
     stem = target.stem if target.suffix == SUFFIX else "model"
-    return Plan(place, files, pieces, contents, _digest_of(contents, files), budget, stem)
+    return CheckpointPlan(place, files, pieces, contents, _digest_of(contents, files), budget, stem)
 
 
 def _check_target(target: Path) -> None:
@@ -157,7 +194,7 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> None:
 
 
 def _digest_of(contents: Contents, files: PlannedFiles) -> str:
-    """Tells a checkpoint from others that have other bytes."""
+    """Return a digest that differs between checkpoints with different bytes."""
     deferred = [tensor for tensor in contents.tensors.values() if _C.is_deferred(tensor)]
     recorded = iter(_C.digests_of_recordings(deferred))
     found = hashlib.sha256()
@@ -172,12 +209,12 @@ def _digest_of(contents: Contents, files: PlannedFiles) -> str:
     return found.hexdigest()
 
 
-def _write_files(plan: Plan, complete: set[str], progress: bool) -> None:
+def _write_files(plan: CheckpointPlan, complete: set[str], progress: bool) -> None:
     files = [file for file in plan.files.files if file.name not in complete]
     total = sum(plan.contents.nbytes_of(place.name) for file in files for place in file.header.places)
     with ExitStack() as stack:
         step = stack.enter_context(progress_bar(total, progress, "saving"))
-        open_files = stack.enter_context(ExitStack())  # left after the writer
+        open_files = stack.enter_context(ExitStack())  # closed after the writer
         writer = stack.enter_context(Writer(step))
         memory = _C.RecycledMemory(plan.budget.slack)
         for file in files:
@@ -187,7 +224,7 @@ def _write_files(plan: Plan, complete: set[str], progress: bool) -> None:
 
 
 def _write_file(
-    plan: Plan, file: PlannedFile, incomplete: IncompleteFile, writer: Writer, memory: _C.RecycledMemory
+    plan: CheckpointPlan, file: PlannedFile, incomplete: IncompleteFile, writer: Writer, memory: _C.RecycledMemory
 ) -> None:
     incomplete.write(memoryview(file.header.content), 0)
     for place in file.header.places:
@@ -195,6 +232,7 @@ def _write_file(
         for piece in plan.pieces[place.name].values(memory):
             writer.write(incomplete, piece, at)
             at += piece.numel() * piece.itemsize
+        logger.debug("Wrote %s of %s.", place.name, file.name)
     writer.complete(incomplete)
 
 

@@ -1,4 +1,4 @@
-"""What saving and loading ask of a tensor: its storage, and the dtype that it is converted to."""
+"""The storage of a tensor, and its dtype in a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["check_dtype", "converted_dtype", "shows_all", "storage_of"]
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns which storage a strided tensor shows, and its size in bytes."""
-    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show theirs
+    """Return a number for the storage of a strided tensor, and its size in bytes."""
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters raise for their storage
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()
 
 
 def shows_all(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor shows each byte of its storage, and once: an expanded one may only have as many."""
+    """Return True if a tensor shows each byte of its storage once. An expanded tensor may only have the same size."""
     return tensor.numel() * tensor.itemsize == storage_of(tensor)[1] and _is_dense(tensor)
 
 
@@ -30,12 +30,12 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
-    """Raises TypeError for a dtype that tensors are not to be converted to."""
+    """Raise TypeError for a dtype that is neither floating point nor complex."""
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {dtype}.")
 
 
 def converted_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Returns what `Module.to(dtype)` makes of a tensor's dtype: that of integers stays."""
+    """Return the dtype after `Module.to(dtype)`, which does not change integers."""
     is_converted = tensor.is_floating_point() or tensor.is_complex()
     return dtype if dtype is not None and is_converted else tensor.dtype

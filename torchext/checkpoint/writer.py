@@ -1,4 +1,4 @@
-"""Writing on a thread of its own, while the next piece is computed."""
+"""Write on a separate thread, while the next piece is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .folder import IncompleteFile
 __all__ = ["Writer"]
 
 PATIENCE = 0.02
-"""How long the thread waits for a task before it asks whether there will be more, in seconds."""
+"""The time in seconds that the thread waits for a task before it checks whether more will come."""
 
 
 class _Piece(NamedTuple):
@@ -27,12 +27,12 @@ class _Piece(NamedTuple):
 
 
 class Writer:
-    """Writes pieces, and completes files, in the order in which it is told to.
+    """Write pieces, and complete files, in the order of the calls.
 
-    One piece waits while another one is written. An error is raised where the next piece is handed over.
+    One piece waits while another one is written. The next call raises the error of an earlier one.
 
     Args:
-        on_written: Is called with the number of bytes of each piece that has been written.
+        on_written: Called with the number of bytes of each written piece.
     """
 
     def __init__(self, on_written: Callable[[int], object] | None) -> None:
@@ -49,9 +49,9 @@ class Writer:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Returns when the thread has ended, also if it is interrupted meanwhile: the files are closed after this."""
+        """Wait until the thread has ended, also if the wait is interrupted, because the files are closed after this."""
         if error is not None and self._error is None:
-            self._error = error  # what waits is not written any more
+            self._error = error  # waiting pieces are dropped
         self._is_ending.set()
         while self._thread.is_alive():
             try:
@@ -62,13 +62,13 @@ class Writer:
             self._check()
 
     def write(self, file: IncompleteFile, tensor: torch.Tensor, at: int) -> None:
-        """Writes the elements of `tensor`, which is contiguous and on the CPU, `at` bytes from the beginning."""
+        """Write the elements of `tensor`, which is contiguous and on the CPU, `at` bytes from the beginning."""
         self._check()
         if tensor.numel() > 0:
             self._tasks.put(_Piece(file, tensor, at))
 
     def complete(self, file: IncompleteFile) -> None:
-        """Gives the file its name, when all before has been written."""
+        """Rename the file to its final name after all earlier pieces."""
         self._check()
         self._tasks.put(file)
 
@@ -89,7 +89,7 @@ class Writer:
                     self._do(task)
                 except BaseException as error:
                     self._error = error
-            del task  # its memory
+            del task  # frees the memory of the piece
 
     def _do(self, task: _Piece | IncompleteFile) -> None:
         if isinstance(task, IncompleteFile):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 import torch
 from torch.distributed import ProcessGroup
@@ -13,15 +15,17 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import _C
+from ..tools.deprecation import warn_deprecated
 from ..tools.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..tools.leases import while_fakes_live
 from ..tools.progress import progress_bar
+from ..tools.sizes import readable
 from ..tools.source_lines import tracing
 from . import inductor, ranks
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .plans import PlannedOperation, ReplayPlan, plan
-from .summaries import summary
+from .summaries import Summary, summary
 
 __all__ = [
     "Explanation",
@@ -29,6 +33,7 @@ __all__ = [
     "RecordedOperation",
     "RecordedValue",
     "ReplayPlan",
+    "Summary",
     "defer_again",
     "deferred_init",
     "explain",
@@ -43,44 +48,69 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=Module)
 Device: TypeAlias = torch.device | str | int
 
+logger = logging.getLogger(__name__)
+
+
+class DeferringBlock(Protocol):
+    """The result of `deferred_init()` without a function: a context manager and a decorator."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: Any) -> bool | None: ...
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T]: ...
+
 
 @overload
-def deferred_init(fn: Callable[..., T], /, *args: Any, trace: bool, **kwargs: Any) -> T: ...
+def deferred_init(*, trace: bool = False) -> DeferringBlock: ...
 @overload
 def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Calls `fn(*args, **kwargs)` and defers the initialization of the tensors that it constructs.
+def deferred_init(fn: Callable[..., T] | None = None, /, *args: Any, **kwargs: Any) -> T | DeferringBlock:
+    """Call `fn(*args, **kwargs)` and defer the initialization of the tensors that it constructs.
 
-    They are fake, and all that is done to them is recorded, here and after the call. `materialize_tensor` and
-    `materialize_module` make them real, with the values that `fn` would have given them. The CPU's random generators
-    are left where `fn` would have left them; operators that draw from others do so when they are materialized.
+    The tensors are fake, and every operator on them is recorded, during the call and after it. `materialize_tensor` and
+    `materialize_module` compute the values that `fn` would have given them. The CPU's random generators end in the
+    state in which `fn` would leave them. Operators that draw from other generators draw when they are materialized.
+
+    Without `fn`, this is a context manager that defers the construction in its block, or a decorator that defers the
+    construction in a function.
 
     Args:
-        fn: Usually a `Module` class, but anything callable will do.
+        fn: A `Module` class, or any other callable.
         *args: Positional arguments of `fn`.
-        **kwargs: Keyword arguments of `fn`. One of them is ours, unless `fn` names a parameter of its own so: with
-            `trace=True`, operators are recorded with the lines that they were recorded for, as under `tracing()`.
+        **kwargs: Keyword arguments of `fn`. Without `fn`, the only one is `trace`: with `trace=True`, operators are
+            recorded with their source lines, as under `tracing()`.
 
     Returns:
-        What `fn` returns.
+        The result of `fn`. Without `fn`, a context manager that is also a decorator.
 
     Example:
         >>> model = deferred_init(torch.nn.Linear, 4, 4)
         >>> model.weight
         Parameter containing:
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, fake=True)
+        >>> with deferred_init():
+        ...     model = torch.nn.Linear(4, 4)
     """
-    if kwargs.get("trace") is not None and not _has_parameter(fn, "trace"):
-        with tracing() if kwargs.pop("trace") else nullcontext():
-            return deferred_init(fn, *args, **kwargs)
+    if fn is None:
+        return _deferring(*args, **kwargs)
+    if "trace" in kwargs and not _accepts_trace(fn):
+        warn_deprecated("deferred_init(fn, ..., trace=)", "with deferred_init(trace=...):")
+        with _deferring(trace=kwargs.pop("trace")):
+            return fn(*args, **kwargs)
+    with _deferring():
+        return fn(*args, **kwargs)
+
+
+@contextmanager
+def _deferring(*, trace: bool = False) -> Iterator[None]:
     inductor.teach_inductor()
     ranks.teach_distributed_tensors()
-    with while_fakes_live.hold():
+    with tracing() if trace else nullcontext(), while_fakes_live.hold():
         _C.enter_deferred_init()
         try:
-            return fn(*args, **kwargs)
+            yield
         finally:
             _C.leave_deferred_init()
 
@@ -88,22 +118,23 @@ def deferred_init(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
 while_fakes_live.declare(watch_optimizers, inductor.install)
 
 
-def _has_parameter(fn: Callable[..., object], name: str) -> bool:
+def _accepts_trace(fn: Callable[..., object]) -> bool:
     try:
-        return name in inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # a builtin, which does not tell
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
         return False
+    return "trace" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def is_deferred(obj: torch.Tensor | Module) -> bool:
-    """Returns true if `obj` has not been materialized yet.
+    """Return True if `obj` has not been materialized.
 
     Args:
-        obj: A tensor, or a module. A module is deferred while any of the tensors is that `materialize_module` would
-            make real.
+        obj: A tensor, or a module. A module is deferred while `materialize_module` would materialize any of its
+            tensors.
 
     Raises:
-        TypeError: `obj` is neither.
+        TypeError: `obj` is neither a tensor nor a module.
     """
     if isinstance(obj, torch.Tensor):
         return any(map(_C.is_deferred, parts_of(obj)))
@@ -119,14 +150,14 @@ def materialize_tensor(
     dtype: torch.dtype | None = None,
     retain_graph: bool = False,
 ) -> torch.Tensor:
-    """Makes `tensor` real, in place.
+    """Compute the values of `tensor`, in place.
 
-    All references to `tensor`, and its views, show the real values afterwards.
+    All references to `tensor`, and its views, have the real values afterwards.
 
     Args:
-        tensor: A deferred tensor. A real one is left as it is, and where it is.
-        device: Where to put it, if not on the device that it was recorded on. Its values are those of the recorded one.
-        dtype: What to convert it to, if it is floating point or complex. Others keep their dtype.
+        tensor: A deferred tensor. A real tensor is not changed or moved.
+        device: The device of the result. Default: the recorded device. The values are those of the recorded device.
+        dtype: The dtype of the result, if `tensor` is floating point or complex. Other tensors keep their dtype.
         retain_graph: Keep the recording, for `defer_again`.
 
     Returns:
@@ -134,10 +165,10 @@ def materialize_tensor(
 
     Raises:
         TypeError: `tensor` is not a tensor, or `dtype` is neither floating point nor complex.
-        ValueError: `tensor` is fake, but was not constructed by `deferred_init`. Or `device` is one on which tensors
-            have no values. Or `dtype` is given and another tensor shows the same memory in another dtype.
-        RuntimeError: A real tensor that a recorded operator reads has been changed in place since. `tensor` is
-            left as it was.
+        ValueError: `tensor` is fake, but was not constructed by `deferred_init`. Or tensors on `device` have no values.
+            Or `dtype` is given, and another tensor shows the same memory in another dtype.
+        MaterializationError: A recorded operator cannot be repeated, for example because a real tensor that it reads
+            has been changed in place since. `tensor` stays deferred.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"materialize_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
@@ -152,9 +183,8 @@ def materialize_tensor(
     return tensor
 
 
-@overload
 def materialize_module(
-    module: Module,
+    module: M,
     buffers_only: bool = False,
     check_fn: Callable[[Module], bool] | None = None,
     *,
@@ -164,78 +194,56 @@ def materialize_module(
     retain_graph: bool = False,
     progress: bool = False,
     check_ranks: bool | ProcessGroup = False,
-) -> None: ...
-@overload
-def materialize_module(
-    module: Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    /,
-    *,
-    device: Device | None = None,
-    dtype: torch.dtype | None = None,
-    retain_graph: bool = False,
-    progress: bool = False,
-    check_ranks: bool | ProcessGroup = False,
-) -> None: ...
-def materialize_module(
-    module: Module,
-    buffers_only: bool | Optimizer | Sequence[Optimizer] = False,
-    check_fn: Callable[[Module], bool] | None = None,
-    *,
-    optimizer: Optimizer | Sequence[Optimizer] = (),
-    device: Device | None = None,
-    dtype: torch.dtype | None = None,
-    retain_graph: bool = False,
-    progress: bool = False,
-    check_ranks: bool | ProcessGroup = False,
-) -> None:
-    """Makes the tensors of `module` and its descendants real, in place.
+) -> M:
+    """Compute the values of all tensors of `module` and its descendants, in place.
 
-    Tied parameters stay tied, and every parameter and buffer stays the object that it is. Tensors that a module holds
-    as plain attributes are made real too, also those in containers, in other objects such as distributions, and in
-    modules that are not registered, for example in a list. A module that `module` is a part of, and only refers to, is
-    left as it is. Either all of them become real, or, on an error, none.
+    Tied parameters stay tied, and every parameter and buffer stays the same object. Tensors that a module holds as
+    plain attributes are materialized also: those in containers, in other objects such as distributions, and in modules
+    that are not registered, for example in a list. A module that contains `module`, and that `module` only refers to,
+    is not changed. On an error, no tensor is materialized.
 
-    Gradients become real with their parameters, and so does the state that optimizers keep for them, if they were given
-    the parameters while these were deferred. Pass other optimizers, and those that keep more than that, such as a
-    learning rate that is a tensor, as `optimizer`.
+    Gradients are materialized with their parameters, and so is the state of optimizers that were given the parameters
+    while these were deferred. Pass other optimizers as `optimizer`, and those that keep more than that, such as a
+    learning rate that is a tensor.
 
-    With `device` or `dtype` the module becomes what `module.to(device, dtype)` would make of the real one: parameters
-    and buffers move there, plain attributes stay where they were recorded, unless they share memory with one that
-    moves. Only one tensor at a time, with those that share its memory, is in memory twice. So the tensors become real
-    one after another: if an error stops this, those before it are real, the others are still deferred, and another call
-    continues from there.
+    With `device` or `dtype` the result equals `module.to(device, dtype)` of the real module. Parameters and buffers
+    move; plain attributes stay where they were recorded, unless they share memory with a tensor that moves. Only one
+    tensor at a time, with those that share its memory, is in memory twice. The tensors are materialized one by one: an
+    error leaves those before it materialized and the others deferred, and another call continues from there.
 
     Args:
-        module: The module to materialize. What is real already is left as it is, and where it is.
-        buffers_only: Leave the parameters deferred. An optimizer in this position is taken as `optimizer`.
-        check_fn: Decides for each module, with its descendants asked separately, whether to materialize the tensors
-            that it holds itself.
-        optimizer: One or more optimizers. All of their state becomes real, except that for parameters that stay
+        module: The module to materialize. Its real tensors are not changed or moved.
+        buffers_only: Leave the parameters deferred.
+        check_fn: Called with each module. If it returns False, the tensors that this module itself holds stay deferred;
+            its descendants are decided separately.
+        optimizer: One or more optimizers. All of their state is materialized, except the state for parameters that stay
             deferred.
-        device: Where to put parameters and buffers, if not on the devices that they were recorded on.
-        dtype: What to convert floating point and complex parameters and buffers to.
+        device: The device of parameters and buffers. Default: their recorded devices.
+        dtype: The dtype of floating point and complex parameters and buffers. Default: their recorded dtypes.
         retain_graph: Keep the recording, for `defer_again`. Otherwise it is freed.
-        progress: Show a bar of bytes, and their rate, while it lasts. Needs tqdm.
-        check_ranks: Whether to ask first if all processes of the default group, or of the given one, have recorded the
-            same random numbers and constants for tensors of the same names, whatever parts of them each holds. All of
-            them call this then. It takes milliseconds.
+        progress: Show a progress bar of bytes and their rate. Needs tqdm.
+        check_ranks: Check first that all ranks of the default process group, or of the given group, have recorded the
+            same random numbers and constants for tensors of the same names, independent of their shards. All ranks must
+            call this. It takes milliseconds.
+
+    Returns:
+        `module`.
 
     Raises:
         TypeError: `module` is not a module, or `dtype` is neither floating point nor complex.
-        ValueError, RuntimeError: As for `materialize_tensor`.
-        ValueError: `check_ranks` is set and there is no process group.
-        RuntimeError: `check_ranks` is set and the processes differ. All of them raise this; it names the first tensor
-            and, if it was recorded under `tracing()`, the line.
-        ImportError: `progress` is set and tqdm is not installed.
+        ValueError, MaterializationError: As for `materialize_tensor`.
+        ValueError: `check_ranks` is set, but there is no process group.
+        RanksDifferError: `check_ranks` is set, and the ranks differ. All ranks raise this. It names the first tensor
+            and, if that was recorded under `tracing()`, the line.
+        ImportError: `progress` is set, but tqdm is not installed.
     """
     if not isinstance(module, Module):
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
     if isinstance(buffers_only, Optimizer | Sequence):
         if optimizer:
             raise TypeError("materialize_module() takes optimizers in one place, but they were given in two.")
-        optimizer = buffers_only
-        buffers_only = False
+        warn_deprecated("materialize_module(module, optimizer)", "materialize_module(module, optimizer=optimizer)")
+        buffers_only, optimizer = False, buffers_only
     optimizers = _optimizers(optimizer)
     tensors = _Tensors([], [], [])
     held = list(held_tensors(module, buffers_only, check_fn))
@@ -248,6 +256,7 @@ def materialize_module(
     for one in optimizers:
         tensors.add(state_of(one, wholes))
     tensors.materialize(device, dtype, retain_graph, progress)
+    return module
 
 
 def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer]:
@@ -259,7 +268,7 @@ def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optim
 
 
 class _Tensors(NamedTuple):
-    """What is to be made real: in the place that was asked for, or where it was recorded."""
+    """The tensors to materialize: on the requested device, or where they were recorded."""
 
     placed: list[torch.Tensor]
     others: list[torch.Tensor]
@@ -273,28 +282,32 @@ class _Tensors(NamedTuple):
         self, device: Device | None, dtype: torch.dtype | None, retain_graph: bool, progress: bool = False
     ) -> None:
         others = self.others + self.wrapped
-        total = _count_bytes(self.placed + others) if progress else 0
+        is_logged = logger.isEnabledFor(logging.INFO)
+        total = _count_bytes(self.placed + others) if progress or is_logged else 0
+        began = time.perf_counter()
         with progress_bar(total, progress) as step:
             _C.materialize(self.placed, others, _device(device), dtype, retain_graph, step)
+        if is_logged:
+            logger.info("Materialized %s in %.3f s.", readable(total), time.perf_counter() - began)
 
 
 def defer_again(obj: torch.Tensor | Module) -> None:
-    """Drops the values of what was materialized with `retain_graph=True`, and defers it again.
+    """Drop the values of tensors that were materialized with `retain_graph=True`, and defer them again.
 
-    The memory is freed. Tensors stay the objects that they are, and so do their ties and views. Materializing again
-    gives the recorded values, bit for bit, whatever has been done to the materialized ones. Either all tensors are
-    deferred, or, on an error, everything stays as it is. Gradients are not touched.
+    Their memory is freed. Tensors stay the same objects, with their ties and views. Materializing again computes the
+    recorded values, bit for bit, independent of later changes to the materialized tensors. On an error, nothing
+    changes. Gradients are not changed.
 
     Args:
-        obj: A tensor, or a module. What is deferred already is left as it is, and so is what a module holds as plain
-            attributes and was not materialized with `retain_graph=True`.
+        obj: A tensor, or a module. Deferred tensors are not changed, and neither are plain attributes of a module that
+            were not materialized with `retain_graph=True`.
 
     Raises:
-        TypeError: `obj` is neither.
-        ValueError: Nothing was retained of a parameter or a buffer, or it was given other data since (as by
+        TypeError: `obj` is neither a tensor nor a module.
+        ValueError: No recording was retained for a parameter or a buffer, or it was given other data since (as by
             `module.half()`) or resized.
-        RuntimeError: The recorded values cannot be computed any more, because a real tensor that a recorded operator
-            reads has been changed in place.
+        MaterializationError: The recorded values cannot be computed any more, because a real tensor that a recorded
+            operator reads has been changed in place.
     """
     if isinstance(obj, torch.Tensor):
         parts = list(parts_of(obj))
@@ -318,13 +331,13 @@ def defer_again(obj: torch.Tensor | Module) -> None:
 def _check_retained(name: str, tensor: torch.Tensor) -> None:
     if not (_C.is_deferred(tensor) or _C.is_retained(tensor)):
         raise ValueError(
-            f"{name} of shape {tuple(tensor.shape)} cannot be deferred again, because nothing is kept of how its data "
-            "came about. Materialize with `retain_graph=True`, and give it no other data (as `module.half()` does)."
+            f"{name} of shape {tuple(tensor.shape)} cannot be deferred again, because the recording of its data was "
+            "not retained. Materialize with `retain_graph=True`, and give it no other data (as `module.half()` does)."
         )
 
 
 def _check_wrappers_stay(parts: list[torch.Tensor], device: Device | None, dtype: torch.dtype | None) -> None:
-    """A wrapper knows where its parts are (`DTensor` by its mesh), and would not learn of a move."""
+    """Raise ValueError for a part that would move: its wrapper (`DTensor`) would keep the old device and dtype."""
     for part in filter(_C.is_deferred, parts):
         to = _device(device) or part.device
         is_there = to.type == part.device.type and to.index in (None, part.device.index)
@@ -342,7 +355,7 @@ def _device(device: Device | None) -> torch.device | None:
 
 
 def _count_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the size of the storages to materialize."""
-    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show their storage
+    """Return the size of the storages to materialize, in bytes."""
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters raise for their storage
         storages = [tensor.untyped_storage() for tensor in tensors if _C.is_deferred(tensor)]
         return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

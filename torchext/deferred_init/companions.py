@@ -1,4 +1,4 @@
-"""What becomes real with a parameter: its gradient, and what optimizers keep for it."""
+"""Tensors that are materialized with a parameter: its gradient, and its state in optimizers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..tools.leases import while_fakes_live
 
 __all__ = ["companions", "state_of", "watch_optimizers"]
 
-# Optimizers that were given deferred parameters, by `id()`: they may define how they compare. They make state in their
-# constructor (Adagrad), for `torch.distributed.checkpoint`, or in steps on deferred parameters. It would stay deferred,
-# and every step would be recorded and replayed from the first one on.
+# Optimizers of deferred parameters, by `id()`, because they may define `__eq__`. They create state in their constructor
+# (Adagrad), for `torch.distributed.checkpoint`, or in steps on deferred parameters. Without this the state would stay
+# deferred, and every later step would be recorded, and replayed from the first one.
 _optimizers: dict[int, ref[Optimizer]] = {}
 
 
 def watch_optimizers() -> None:
-    """Watches for optimizers of deferred parameters."""
+    """Patch `Optimizer` to register optimizers of deferred parameters."""
     while_fakes_live.patch(
-        Optimizer, "add_param_group", _watching, "is told of the parameters whose state is to become real"
+        Optimizer, "add_param_group", _watching, "receives the parameters whose state is materialized with them"
     )
     while_fakes_live.patch(Optimizer, "__setstate__", _watching, "makes copies of optimizers, and loaded ones")
 
 
 def _watching(original: Callable[..., None]) -> Callable[..., None]:
     def method(*args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)  # raises for what is missing
+        original(*args, **kwargs)  # raises for missing arguments
         _watch(args[0] if args else kwargs["self"])
 
     return method
@@ -45,9 +45,9 @@ def _watch(optimizer: Optimizer) -> None:
 
 
 def companions(tensors: Iterable[torch.Tensor]) -> Iterator[Held]:
-    """Yields what is deferred and has to become real with `tensors`.
+    """Yield the deferred tensors that must be materialized with `tensors`.
 
-    All of it goes where its tensor goes, but for the counts of steps, as with `Optimizer.load_state_dict()`.
+    All move with their tensor, except step counts, as with `Optimizer.load_state_dict()`.
     """
     optimizers = [optimizer for known in list(_optimizers.values()) if (optimizer := known()) is not None]
     for tensor in tensors:
@@ -60,16 +60,16 @@ def companions(tensors: Iterable[torch.Tensor]) -> Iterator[Held]:
 def _is_leaf(tensor: torch.Tensor) -> bool:
     try:
         return tensor.is_leaf
-    except RuntimeError:  # a view that `no_grad()` made and whose base was written with gradients since: no leaf
+    except RuntimeError:  # a view made under `no_grad()`, whose base was then written with gradients
         return False
 
 
 def state_of(optimizer: Optimizer, materialized: Iterable[torch.Tensor]) -> Iterator[Held]:
-    """Yields what `optimizer` keeps that is deferred, as `companions()` does.
+    """Yield the deferred tensors in the state of `optimizer`, as `companions()` does.
 
     Args:
         optimizer: The optimizer.
-        materialized: What is about to become real. State for other parameters that are deferred is left out.
+        materialized: The tensors to materialize. State for other deferred parameters is left out.
     """
     known = set(map(id, materialized))
     for param in list(optimizer.state):

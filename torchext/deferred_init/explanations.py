@@ -1,4 +1,4 @@
-"""What has been recorded, for people to read."""
+"""Recordings of deferred tensors, in a form to read."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch.nn import Module
 
 from .. import _C
 from ..tools.held_tensors import held_tensors
+from ..tools.results import Column, Table, plain
 
 __all__ = ["Explanation", "RecordedOperation", "RecordedValue", "explain", "export_graph"]
 
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """What an operation leaves in the memory of a tensor.
+    """The content of a tensor's memory after an operation.
 
-    Operations do not change values: one that works in place reads a value and makes the next one.
+    Values do not change: an operation in place reads a value and makes the next one.
     """
 
     number: int
-    """Counts the values of an explanation, from 0."""
+    """The number of the value in the explanation, from 0."""
     shape: tuple[int, ...]
-    """As it was first written; views show parts of it."""
+    """The shape as it was first written. Views show parts of it."""
     dtype: torch.dtype
 
     def __str__(self) -> str:
@@ -36,29 +37,29 @@ class RecordedValue:
 
 @dataclass(frozen=True)
 class RecordedOperation:
-    """One call that was recorded, and will be made when a tensor is materialized that depends on it, if `runs`."""
+    """A recorded call of an operator. It runs when a tensor that depends on it is materialized, if `runs`."""
 
     name: str
-    """Of the operator, such as `aten::uniform_`; `constant` for what `torch.tensor()` and its like made."""
+    """The operator, such as `aten::uniform_`. `constant` for the results of `torch.tensor()` and similar functions."""
     call: str
-    """The call with its arguments, `%i` for the value that is numbered `i`. What has its default is left out."""
+    """The call with its arguments, `%i` for the value with the number `i`. Default arguments are left out."""
     reads: tuple[int, ...]
     """The numbers of the values that it reads, in the order of the arguments."""
     writes: tuple[RecordedValue, ...]
     """The values that it makes."""
     generator_offset: int | None
-    """Of one that draws: where it starts. For a CUDA generator that is its offset; for the CPU's how many 32-bit draws
-    after its last known state, when it was seeded, or first recorded from since anything else used it."""
+    """For a random operator, the position at which it starts: the offset of a CUDA generator. For the CPU generator,
+    the number of 32-bit draws since its last known state: its seeding, or the first recording after another use."""
     draws: int | None
-    """How far it moves the generator, in the same unit. None where only running it can tell."""
+    """How far it advances the generator, in the same unit. None if only running it can determine that."""
     source: str | None
     """The source line that recorded it, as `file:line in function`. None unless it was traced."""
     runs: bool = True
-    """False if it will not be called, because nobody reads what it writes: all of it is written again, or the tensors
-    that are explained show none of it. It draws nothing then; the others draw what they would have drawn."""
+    """False if it will not run, because its results are not read: they are overwritten completely, or the explained
+    tensors show no part of them. Then it draws nothing, and other operators still draw the same numbers."""
     parts: str | None = None
-    """Which elements of what it writes are computed, as indices such as `[96:128, :8], [200:232]`, because nobody asks
-    for more. None if all are."""
+    """The elements of its results that are computed, as indices such as `[96:128, :8], [200:232]`, because no others
+    are needed. None if all are computed."""
 
     def __str__(self) -> str:
         notes = []
@@ -70,12 +71,12 @@ class RecordedOperation:
         if self.parts is not None:
             notes.append(f"only {self.parts}")
         if not self.runs:
-            notes.append("not run: nobody reads it")
+            notes.append("not run: its results are not read")
         return f"{', '.join(map(str, self.writes))} = {self.call}" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
 class Explanation(Sequence[RecordedOperation]):
-    """Recorded operations, in the order of their recording. Reads as a program, one line for each."""
+    """Recorded operations, in the order in which they were recorded. Prints as a program, with a line for each."""
 
     def __init__(self, operations: Sequence[RecordedOperation], result: str) -> None:
         self._operations = tuple(operations)
@@ -96,20 +97,32 @@ class Explanation(Sequence[RecordedOperation]):
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        columns = map(Column, ("values", "call", "draws", "source"))
+        rows = [
+            (", ".join(map(str, one.writes)), one.call if one.runs else f"{one.call} (not run)", one.draws, one.source)
+            for one in self
+        ]
+        return Table(list(columns), rows)._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the operations, and the expression of the result, as plain values."""
+        return {"operations": plain(self._operations), "result": self._result}
+
 
 def explain(tensor: torch.Tensor) -> Explanation:
-    """Returns the recorded operations that make `tensor`.
+    """Return the recorded operations that make `tensor`.
 
     Args:
         tensor: A deferred tensor.
 
     Returns:
-        The operations, as a sequence that prints as a program. They know their lines if they were recorded with
-        `deferred_init(..., trace=True)` or under `tracing()`.
+        The operations, as a sequence that prints as a program. They have source lines if they were recorded under
+        `deferred_init(trace=True)` or `tracing()`.
 
     Raises:
         TypeError: `tensor` is not a tensor.
-        ValueError: Nothing is recorded of `tensor`.
+        ValueError: `tensor` has no recording.
 
     Example:
         >>> print(explain(deferred_init(torch.nn.Linear, 4, 4).bias))
@@ -146,11 +159,10 @@ def recorded_operations(operations: list[_C.ExplainedOperation]) -> list[Recorde
 
 
 def export_graph(module: Module, path: str | os.PathLike[str]) -> None:
-    """Writes the recording of the deferred tensors of `module` as a graph in Graphviz's DOT language.
+    """Write the recording of the deferred tensors of `module` as a graph in Graphviz's DOT language.
 
-    Boxes are operations, dashed where they will not run, and ellipses the tensors of the module. An arrow leads from
-    what makes a value to what reads it. `dot -Tsvg graph.dot -o graph.svg`
-    draws it.
+    Boxes are operations, dashed if they will not run; ellipses are tensors of the module. An arrow leads from the
+    operation that makes a value to those that read it. `dot -Tsvg graph.dot -o graph.svg` draws the graph.
 
     Args:
         module: A module. Its real tensors are left out.
@@ -189,6 +201,6 @@ def _dot_lines(operations: list[RecordedOperation], names: dict[int, list[str]])
 
 
 def _quoted(text: str) -> str:
-    r"""Returns `text` as a string of DOT, in which `\l` ends a line that is aligned to the left."""
+    r"""Return `text` as a DOT string, in which `\l` ends a line that is aligned to the left."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if "\n" not in escaped else '"' + escaped.replace("\n", "\\l") + '\\l"'

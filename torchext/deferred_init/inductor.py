@@ -1,7 +1,6 @@
-"""Functions that `torch.compile` has compiled with inductor, in constructors.
+"""Functions that inductor has compiled, in constructors.
 
-Their kernels read memory without calling an operator. A constructor that asks for memory gets it: their arguments
-become real, and what they return is.
+Their kernels read memory without calling an operator. So their arguments are materialized, and their results are real.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["install", "teach_inductor"]
 
 
 def install() -> None:
-    """Makes what is compiled from now on known to constructors."""
+    """Patch `torch.compile`, so that constructors can call functions that are compiled later."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(self: object, *args: Any, **kwargs: Any) -> Any:
@@ -32,12 +31,12 @@ def install() -> None:
         return __call__
 
     while_fakes_live.patch(
-        torch._TorchCompileInductorWrapper, "__call__", make, "imports inductor, which nobody else may have done"
+        torch._TorchCompileInductorWrapper, "__call__", make, "imports inductor, maybe for the first time"
     )
 
 
 def teach_inductor() -> None:
-    """Lets constructors call what is compiled, if inductor has been imported."""
+    """Let constructors call compiled functions, if inductor has been imported."""
     if hasattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph"):
         _patch_graphs()
 

@@ -1,16 +1,17 @@
-"""What materializing would do, before it does it."""
+"""The plan of materializing, without running it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch.nn import Module
 
 from .. import _C
 from ..tools.held_tensors import held_tensors
+from ..tools.results import Column, Table, plain
 from ..tools.sizes import readable
 from .explanations import RecordedOperation, recorded_operations
 
@@ -19,28 +20,28 @@ __all__ = ["PlannedOperation", "ReplayPlan", "plan"]
 Way: TypeAlias = Literal["call", "parts", "takes over", "step"]
 Memory: TypeAlias = Literal["result", "new", "copy", "in place", "resized", "taken over"]
 
-# In the order of `Way` and `Origin` of csrc/deferred_init/plan/replay_plan.h; what is not run at all is not listed.
+# In the order of `Way` and `Origin` of csrc/deferred_init/plan/replay_plan.h, without operators that do not run.
 WAYS: tuple[Way, ...] = ("call", "parts", "takes over", "step")
 MEMORIES: tuple[Memory, ...] = ("result", "new", "copy", "in place", "resized", "taken over")
 
 
 @dataclass(frozen=True)
 class PlannedOperation:
-    """One operator that a replay runs."""
+    """An operator that a replay runs."""
 
     operation: RecordedOperation
-    """What was recorded."""
+    """The recorded call."""
     way: Way
-    """`"call"`: once, as it was recorded. `"parts"`: for `operation.parts`. `"takes over"`: it copies a value that has
-    no other reader, so that the copy is that memory. `"step"`: on each stretch of a random fill, while that is in the
-    cache."""
+    """`"call"`: once, as recorded. `"parts"`: for `operation.parts` only. `"takes over"`: it copies a value that has no
+    other reader, so the memory of that value becomes the copy. `"step"`: on each section of a random fill, while the
+    section is in the cache."""
     fill: int | None
-    """Of a step, the number of the value that is filled."""
+    """For a step, the number of the filled value."""
     memory: tuple[Memory, ...]
-    """Where the memory of each value that it writes comes from: from its kernel, as new memory, as a copy of an
-    argument that is read again, or from an argument that is not, which is written over, resized or taken over."""
+    """The memory of each value that it writes: `"result"` of its kernel, `"new"`, a `"copy"` of an argument that is
+    read again, or an argument that is not: overwritten `"in place"`, `"resized"`, or `"taken over"`."""
     nbytes: tuple[int, ...]
-    """How much memory holds each of these values."""
+    """The bytes of each of these values."""
     drops: tuple[int, ...]
     """The numbers of the values that are not needed afterwards."""
 
@@ -60,15 +61,14 @@ def _note(memory: Memory, nbytes: int) -> str:
 
 
 class ReplayPlan(Sequence[PlannedOperation]):
-    """The operators that a replay runs, in this order. Reads as a program, one line for each."""
+    """The operators that a replay runs, in order. Prints as a program, with a line for each."""
 
     def __init__(self, operations: Sequence[PlannedOperation], peak: int, written: int) -> None:
         self._operations = tuple(operations)
         self.peak = peak
-        """The most memory that is held at one time, in bytes, with the results. What an operator allocates inside of
-        its kernel is estimated."""
+        """The peak of the memory in use, in bytes, results included. Memory that kernels allocate is estimated."""
         self.written = written
-        """What all operators write, in bytes."""
+        """The bytes that all operators write."""
 
     @overload
     def __getitem__(self, index: int) -> PlannedOperation: ...
@@ -86,23 +86,41 @@ class ReplayPlan(Sequence[PlannedOperation]):
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        columns = [*map(Column, ("values", "call", "way", "memory")), Column("bytes", readable, is_number=True)]
+        rows = [
+            (
+                ", ".join(map(str, one.operation.writes)),
+                one.operation.call,
+                one.way,
+                ", ".join(one.memory),
+                sum(one.nbytes),
+            )
+            for one in self
+        ]
+        return Table(columns, rows)._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the operators, and the bytes held at most and written in all, as plain values."""
+        return {"operations": plain(self._operations), "peak": self.peak, "written": self.written}
+
 
 def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
     """Return the operators that materializing `target` would run, without running any.
 
     `materialize_tensor` and `materialize_module` execute the same plan when they put values where they were recorded.
-    Placed on another device, or in another dtype, storages are computed one by one. Values that were computed when the
-    constructor read them, and are remembered, are not computed again, so their operators are not listed.
+    With another device or dtype, storages are computed one by one. Values that were computed when the constructor read
+    them, and kept, are not computed again, so their operators are not listed.
 
     Args:
-        target: A deferred tensor, several of them, or a module with some, which are computed together.
+        target: A deferred tensor, several of them, or a module, whose deferred tensors are computed together.
 
     Returns:
-        The operators in the order in which they run, with what memory they use, as a sequence that prints as a program.
+        The operators in the order in which they run, with their memory, as a sequence that prints as a program.
 
     Raises:
-        TypeError: `target` is none of these.
-        ValueError: Nothing is recorded of a tensor.
+        TypeError: `target` is of another type.
+        ValueError: A tensor has no recording.
 
     Example:
         >>> print(plan(deferred_init(lambda: torch.nn.Linear(4, 4, bias=False).half())))

@@ -1,14 +1,15 @@
-"""What processes that have recorded the same spare each other.
+"""Ranks with the same recording compute their parts of a tensor instead of sending it.
 
-`distribute_tensor()` and `DistributedDataParallel` send parameters from one process to the others. Where these have all
-recorded how the parameters come about, each can compute its own part. Whether they have is found out by comparing
-digests, each time: nobody relies on the ranks running the same program. If they differ, PyTorch's collective is called,
-which makes the tensors real (NOTE [Collectives], csrc/fake/collectives/collectives.h).
+`distribute_tensor()` and `DistributedDataParallel` send parameters from one rank to the others. If all ranks have the
+same recording of the parameters, each can compute its own part. The ranks compare digests each time, so nothing depends
+on them running the same program. If the digests differ, PyTorch's collective is called, which materializes the tensors
+(NOTE [Collectives], csrc/fake/collectives/collectives.h).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
+from ..errors import RanksDifferError, TorchextWarning
 from ..fake.patches.distributed_tensors import teach_sharding
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.held_tensors import Held
@@ -34,8 +36,10 @@ __all__ = ["check_ranks", "have_recorded_the_same", "install", "teach_distribute
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__package__)
+
 PATIENCE = timedelta(seconds=60)
-"""For how long a process waits for one that may hold real tensors, and does not come."""
+"""The time that a rank waits for others, which may hold real tensors and never answer."""
 
 SAME, DIFFERENT, ALONE = b"same", b"different", b"alone"
 
@@ -44,17 +48,17 @@ _mixed_groups: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
 
 
 def have_recorded_the_same(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> bool:
-    """Returns true if all processes of `group` would materialize the same bits for `tensors`.
+    """Return True if all ranks of `group` would materialize the same bits for `tensors`.
 
-    They all call this, or those do that hold deferred tensors: a process with real ones does not come here, and cannot
-    be asked by a collective, because it is in another one. So they meet in the store of the group. The last one to come
-    decides, or the first one to lose patience; all get the same answer.
+    All ranks call this, or only those with deferred tensors: a rank with real tensors is already in another collective,
+    so a collective cannot reach it. The ranks meet in the store of the group instead. The last one to arrive decides,
+    or the first one whose patience ends. All get the same answer.
 
     Args:
-        tensors: All of them, deferred or real.
-        group: Processes with lists of the same length, one would hope.
+        tensors: All tensors, deferred or real.
+        group: Ranks with lists of the same length.
     """
-    if dist.get_backend(group) == "fake":  # the other processes do not exist
+    if dist.get_backend(group) == "fake":  # the other ranks do not exist
         return True
     if group in _mixed_groups:
         return False
@@ -64,19 +68,22 @@ def have_recorded_the_same(tensors: Sequence[Tensor], group: dist.ProcessGroup) 
     if answer == ALONE:
         _mixed_groups[group] = True
         warnings.warn(
-            f"A process of the group `{group.group_name}` has not come within {PATIENCE.seconds} seconds to compare a "
-            "deferred tensor with the others. It is late, or its tensor is real. From now on the deferred tensors that "
-            "this group distributes are made real, as a whole, and are sent. To spare that, construct them under "
-            "deferred_init() in all processes.",
+            f"A rank of the group `{group.group_name}` did not compare a deferred tensor with the other ranks within "
+            f"{PATIENCE.seconds} seconds: it is late, or its tensor is real. From now on this group materializes the "
+            "deferred tensors that it distributes as a whole, and sends them. To avoid this, construct them under "
+            "deferred_init() in all ranks.",
+            TorchextWarning,
             stacklevel=2,
         )
+    if answer == DIFFERENT:
+        logger.info("The ranks of `%s` have different recordings: sending the tensors.", group.group_name)
     return answer == SAME
 
 
 def _meet(store: Store, key: str, digest: str, size: int) -> bytes:
-    """Returns the answer for what these `size` processes have called `key`.
+    """Return the answer for `key`, which `size` ranks ask for.
 
-    The last one to leave takes away what is left in the store, where another group may have the same keys later.
+    The last one to leave deletes the entries of the store, because a later group may use the same keys.
     """
     answer = _answer(store, key, digest, size)
     if store.add(f"{key}/left", 1) == size:
@@ -99,24 +106,24 @@ def _answer(store: Store, key: str, digest: str, size: int) -> bytes:
 
 
 def _digest_of(tensors: Sequence[Tensor]) -> str:
-    """Real tensors are told from deferred ones, and not from each other."""
+    """Return a digest of the recordings. It distinguishes real tensors from deferred ones, not from each other."""
     which = [_is_deferred(tensor) for tensor in tensors]
     deferred = [tensor for tensor in tensors if _is_deferred(tensor)]
     return hashlib.sha256(repr((which, _C.digests_of_recordings(deferred))).encode()).hexdigest()
 
 
 def check_ranks(held: Iterable[Held], group: dist.ProcessGroup | None) -> None:
-    """Raises RuntimeError, in all processes of `group`, unless they have recorded the same draws for what they hold.
+    """Raise RanksDifferError, on all ranks of `group`, unless they have recorded the same sources of their tensors.
 
-    Random fills, constants and real tensors are compared, not what is done with them: each rank has other parts of the
-    same tensors.
+    Random fills, constants and real tensors are compared, but not the operators on them: each rank has another shard of
+    the same tensors.
 
     Args:
-        held: What is compared, by its names. What is real already is left out.
-        group: All of its processes call this. The default group if it is none.
+        held: The tensors to compare, by their names. Real tensors are left out.
+        group: All of its ranks call this. None is the default group.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        raise ValueError("`check_ranks` compares processes, but torch.distributed.init_process_group() was not called.")
+        raise ValueError("`check_ranks` compares ranks, but torch.distributed.init_process_group() was not called.")
     if dist.get_backend(group) == "fake":
         return
     tensors = _by_name(held)
@@ -127,15 +134,15 @@ def check_ranks(held: Iterable[Held], group: dist.ProcessGroup | None) -> None:
     first, *others = _gather(own, group)
     for rank, other in enumerate(others, start=1):
         if other != first:
-            raise RuntimeError(
+            raise RanksDifferError(
                 f"{_first_difference(first, other, rank)} Nothing has been materialized. Call torch.manual_seed() with "
-                "the same seed in all processes before deferred_init(), and draw the same numbers in all of them; or "
-                "compare those only that hold parts of the same model, by `check_ranks=group`."
+                "the same seed on all ranks before deferred_init(), and draw the same numbers on all of them. To "
+                "compare only ranks that hold parts of the same model, pass `check_ranks=group`."
             )
 
 
 def _by_name(held: Iterable[Held]) -> dict[str, Tensor]:
-    """The deferred tensors: parameters and buffers first, and others only if they are on other storages."""
+    """Return the deferred tensors: parameters and buffers, then others whose storages are not among theirs."""
     tensors: dict[str, Tensor] = {}
     storages = set()
     for one in sorted(held, key=lambda one: not one.is_registered):
@@ -172,17 +179,20 @@ def _first_difference(first: Sources, other: Sources, rank: int) -> str:
 
 
 def install() -> None:
-    """Declares the patches that need nothing to be imported."""
+    """Declare the patches that need no import."""
     if not dist.is_available():
         return
     from torch.distributed import device_mesh
     from torch.distributed import utils as distributed_utils
 
     while_fakes_live.patch(
-        distributed_utils, "_sync_params_and_buffers", _synchronizing, "sends parameters that all processes may know"
+        distributed_utils,
+        "_sync_params_and_buffers",
+        _synchronizing,
+        "sends parameters that all ranks may have recorded",
     )
     while_fakes_live.patch(
-        device_mesh.DeviceMesh, "__init__", _then_teaching, "comes before tensors are distributed on it"
+        device_mesh.DeviceMesh, "__init__", _then_teaching, "is constructed before tensors are distributed on it"
     )
 
 
@@ -190,18 +200,20 @@ while_fakes_live.declare(install)
 
 
 def teach_distributed_tensors() -> None:
-    """Has distributed tensors be cut from what this process has recorded.
+    """Patch the distribution of tensors, so that each rank computes its own part.
 
-    They take long to be imported, and may be at any time, so this is called for each block and each mesh. Where it is
-    not called in time, deferred tensors are made real and sent.
+    `torch.distributed.tensor` is slow to import, and a program may import it at any time. So this is called for each
+    block and each mesh. Without it, deferred tensors are materialized and sent.
     """
     teach_sharding()
     module: Any = sys.modules.get("torch.distributed.tensor._collective_utils")
     if not hasattr(module, "mesh_broadcast") or id(module) in _taught:
         return
     _taught.add(id(module))
-    while_fakes_live.patch(module, "mesh_scatter", _scattering, "sends parts of a tensor that all processes may know")
-    while_fakes_live.patch(module, "mesh_broadcast", _broadcasting, "sends a tensor that all processes may know")
+    while_fakes_live.patch(
+        module, "mesh_scatter", _scattering, "sends parts of a tensor that all ranks may have recorded"
+    )
+    while_fakes_live.patch(module, "mesh_broadcast", _broadcasting, "sends a tensor that all ranks may have recorded")
 
 
 _taught: set[int] = set()
@@ -255,7 +267,7 @@ def _is_deferred(tensor: object) -> bool:
 
 
 def _finished(tensor: Tensor) -> Any:
-    """The work of a collective that has ended."""
+    """Return the `Work` of a completed collective."""
     distributed_c10d: Any = torch._C._distributed_c10d
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     with without_our_keys():

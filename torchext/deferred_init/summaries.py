@@ -1,56 +1,99 @@
-"""A table of what the parts of a module hold, and how long they take to become real."""
+"""A table of the modules in a module, with the memory they hold and the time that materializing them takes."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
+from typing_extensions import Self
 
 from .. import _C
 from ..tools.held_tensors import Held, held_tensors
+from ..tools.results import Column, Table
 from ..tools.sizes import readable
 from .timing import TimedOperator, timed_operators
 
-__all__ = ["summary"]
-
-HEADER = ("module", "class", "parameters", "bytes", "of", "state")
-OPERATORS = ("operator", "calls", "bytes")
-DURATIONS = ("predicted", "measured")
-NUMBERS = {"parameters", "calls", "bytes", "of", *DURATIONS}
-
-Row = tuple[str, ...]
+__all__ = ["Summary", "summary"]
 
 
-def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> str:
-    """Returns a table of the modules in `module`, to be printed.
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"
 
-    There is a row for each module that holds tensors itself, with the number of elements of its parameters, the bytes
-    of all its tensors (parameters, buffers and plain attributes), and whether they are deferred, real, or fake without
-    a record. What several modules share is counted in each of their rows, and once in the total. Of a module that holds
-    shards (`DTensor`), these are counted, and there is a column for the bytes of what they are shards of.
+
+BYTES = Column("bytes", readable, is_number=True)
+WHOLE = Column("of", readable, is_number=True)
+DURATIONS = tuple(Column(name, _milliseconds, is_number=True) for name in ("predicted", "measured"))
+COLUMNS = (
+    *(Column("module"), Column("class"), Column("parameters", "{:,}".format, is_number=True)),
+    *(BYTES, WHOLE, Column("state")),
+)
+OPERATORS = (Column("operator"), Column("calls", "{:,}".format, is_number=True), BYTES, *DURATIONS)
+
+Row = tuple[Any, ...]
+
+
+class Summary(str):
+    """The tables of `summary()`, as text. In notebooks they are HTML."""
+
+    __slots__ = ("_tables",)
+    _tables: tuple[Table, ...]
+
+    def __new__(cls, *tables: Table) -> Self:
+        """Return the text of `tables`: of modules, and maybe of operators."""
+        text = super().__new__(cls, "\n\n".join(map(str, tables)))
+        text._tables = tables
+        return text
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Table, ...]]:
+        return type(self), self._tables
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self._tables)
+
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of the modules, the total last, and those of the operators.
+
+        Sizes are in bytes, durations in seconds.
+        """
+        return dict(zip(("modules", "operators"), (table.to_dict() for table in self._tables), strict=False))
+
+
+def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> Summary:
+    """Return a table of the modules in `module`, to print.
+
+    Each module that holds tensors itself has a row: the number of elements of its parameters, the bytes of all its
+    tensors (parameters, buffers and plain attributes), and whether they are deferred, real, or fake without a
+    recording. Tensors that several modules share count in each of their rows, and once in the total. For a module that
+    holds shards (`DTensor`), the shards are counted, and another column has the bytes of the whole tensors.
 
     With `time` there are two more columns, and a second table with a row for each operator that materializing runs,
-    those that take longest first: the time that it should take and the time that it took. The first is what filling
-    that much memory takes on this machine now: by a random fill of the same kind, or with zeros for what is no random
-    fill. An operator that takes much longer computes more than it fills. What several storages need is counted for the
-    first one that does, and what is done to values while they are being drawn for the fill that draws them. Large
-    tensors are filled by `torch.get_num_threads()` threads.
+    the slowest first: the predicted and the measured time. The prediction is the time that filling as much memory takes
+    on this machine now, by a random fill of the same kind, or with zeros for other operators. An operator that takes
+    much longer computes more than it fills. Operators that several storages need count for the first of them. Operators
+    that run on the values of a fill while it is drawn count as a part of the fill. `torch.get_num_threads()` threads
+    fill large tensors.
 
     Args:
-        module: A module, deferred or not. It stays as it is.
-        time: With true, what is deferred is computed once, to measure it, and not kept: memory holds what the operators
-            at hand work on. With "predicted", nothing is computed.
+        module: A module, deferred or not. It does not change.
+        time: True: compute the deferred tensors once, to measure it, and drop them. Memory holds the tensors that the
+            current operators work on. "predicted": compute nothing.
+
+    Returns:
+        The table as a string, with `to_dict()`, and HTML in notebooks.
 
     Raises:
         TypeError: `module` is not a module.
-        ValueError: `time` is something else.
-        RuntimeError: `time` is true, and materializing would raise this, or would draw from a generator of another
-            device.
+        ValueError: `time` has another value.
+        MaterializationError: `time` is true, and materializing would raise this.
+        RuntimeError: `time` is true, and materializing would draw from a generator of another device.
 
     Example:
         >>> print(summary(deferred_init(torch.nn.Linear, 4, 4)))
@@ -65,18 +108,18 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> str
         raise ValueError(f'summary() takes False, True or "predicted" as `time`, but was given {time!r}.')
     held = _held_by_part(module)
     if not time:
-        return _without_empty_columns(HEADER, [(*names, *_figures(tensors)) for names, tensors in held])
+        return Summary(_without_empty_columns(COLUMNS, [(*names, *_figures(tensors)) for names, tensors in held]))
     tensors = [item.tensor for _, items in held for item in items]
     operators = timed_operators(tensors, measured=time is True)
     modules = [(*names, *_figures(items), *_durations(_needed_by(items, operators))) for names, items in held]
-    tables = [_without_empty_columns(HEADER + DURATIONS, modules)]
+    tables = [_without_empty_columns(COLUMNS + DURATIONS, modules)]
     if operators:
-        tables.append(_table(OPERATORS + DURATIONS, _by_name(operators)))
-    return "\n\n".join(tables)
+        tables.append(Table(OPERATORS, _by_name(operators)))
+    return Summary(*tables)
 
 
 def _held_by_part(module: Module) -> list[tuple[tuple[str, str], list[Held]]]:
-    """The name and the class of each module that holds tensors itself, with these, and all of them in the end."""
+    """Return the name and the class of each module that holds tensors itself, with these. The total comes last."""
     parts = []
     everything: list[Held] = []
     for name, part in module.named_modules():
@@ -86,31 +129,30 @@ def _held_by_part(module: Module) -> list[tuple[tuple[str, str], list[Held]]]:
     return [*parts, (("total", ""), everything)]
 
 
-def _figures(held: Sequence[Held]) -> tuple[str, str, str, str]:
-    """The columns that are counted: parameters, bytes, those of the whole if they are shards, and state."""
+def _figures(held: Sequence[Held]) -> tuple[int, int, int | None, str]:
+    """Return the number of parameters, the bytes, those of the whole tensors if they are shards, and the state."""
     tensors = list({id(item.tensor): item.tensor for item in held}.values())
     parameters = {id(item.tensor): item.tensor for item in held if item.is_parameter}
     elements = sum(t.numel() for t in parameters.values() if not is_lazy(t))
-    # By storage: views show bytes that their base has too.
+    # By storage: views show bytes that their base also has.
     storages = dict(map(_storage, tensors))
-    states = sorted({_state(t) for t in tensors})
     nbytes = sum(storages.values())
-    return f"{elements:,}", readable(nbytes), _size_of_whole(held, nbytes), ", ".join(states)
+    return elements, nbytes, _size_of_whole(held, nbytes), ", ".join(sorted({_state(t) for t in tensors}))
 
 
-def _size_of_whole(held: Sequence[Held], nbytes: int) -> str:
+def _size_of_whole(held: Sequence[Held], nbytes: int) -> int | None:
     parts = {id(item.tensor): item for item in held if item.is_part}.values()
     if not parts:
-        return ""
+        return None
     wholes = {id(item.whole): item.whole for item in parts}.values()
     own = dict(_storage(item.tensor) for item in parts)
-    return readable(nbytes - sum(own.values()) + sum(whole.numel() * whole.element_size() for whole in wholes))
+    return nbytes - sum(own.values()) + sum(whole.numel() * whole.element_size() for whole in wholes)
 
 
-def _without_empty_columns(header: Row, rows: Sequence[Row]) -> str:
-    """A table without the columns of shards if there are none."""
-    kept = [i for i, name in enumerate(header) if name != "of" or any(row[i] for row in rows)]
-    return _table(tuple(header[i] for i in kept), [tuple(row[i] for i in kept) for row in rows])
+def _without_empty_columns(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+    """Return a table without the column of whole tensors if there are no shards."""
+    kept = [i for i, column in enumerate(columns) if column is not WHOLE or any(row[i] is not None for row in rows)]
+    return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _needed_by(held: Iterable[Held], operators: Iterable[TimedOperator]) -> list[TimedOperator]:
@@ -119,7 +161,7 @@ def _needed_by(held: Iterable[Held], operators: Iterable[TimedOperator]) -> list
 
 
 def _by_name(operators: Iterable[TimedOperator]) -> Iterator[Row]:
-    """The rows of the operators, those that take longest first."""
+    """Yield the rows of the operators, the slowest first."""
     calls: dict[str, list[TimedOperator]] = {}
     for one in operators:
         calls.setdefault(one.name, []).append(one)
@@ -128,40 +170,21 @@ def _by_name(operators: Iterable[TimedOperator]) -> Iterator[Row]:
         return sum(one.predicted if one.measured is None else one.measured for one in of)
 
     for name, same in sorted(calls.items(), key=lambda item: -duration(item[1])):
-        yield name, f"{len(same):,}", readable(sum(one.nbytes for one in same)), *_durations(same)
+        yield name, len(same), sum(one.nbytes for one in same), *_durations(same)
 
 
-def _durations(operators: Sequence[TimedOperator]) -> tuple[str, str]:
-    """The time predicted for them and measured. Either all have been measured, or none."""
+def _durations(operators: Sequence[TimedOperator]) -> tuple[float | None, float | None]:
+    """Return the predicted and the measured seconds. Either all operators have been measured, or none."""
     if not operators:
-        return "", ""
+        return None, None
     measured = [one.measured for one in operators if one.measured is not None]
-    return _milliseconds(sum(one.predicted for one in operators)), _milliseconds(sum(measured)) if measured else ""
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:,.1f} ms"
-
-
-def _table(header: Row, rows: Iterable[Row]) -> str:
-    lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(_line(header, line, widths) for line in lines)
-
-
-def _line(header: Row, row: Row, widths: list[int]) -> str:
-    cells = (
-        cell.rjust(width) if name in NUMBERS else cell.ljust(width)
-        for name, cell, width in zip(header, row, widths, strict=True)
-    )
-    return "  ".join(cells).rstrip()
+    return sum(one.predicted for one in operators), sum(measured) if measured else None
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Which storage `tensor` shows, and how many bytes that has."""
-    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show theirs
-        if not torch._C._has_storage(tensor):  # sparse ones have several
+    """Return a number for the storage of `tensor`, and its size in bytes."""
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters raise for their storage
+        if not torch._C._has_storage(tensor):  # sparse tensors have several
             return id(tensor), tensor.numel() * tensor.element_size()
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()

@@ -1,4 +1,4 @@
-"""How long materializing takes, by operator."""
+"""The time that materializing takes, by operator."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TimedOperator(NamedTuple):
     """An operator that materializing runs.
 
     Attributes:
-        name: Its name and overload, as in `aten::normal_`.
-        storage: The first of the storages that need what it computes.
-        nbytes: How many bytes it writes.
-        predicted: Seconds, if it fills memory as fast as random fills of its kind do, or as zeros are written.
-        measured: Seconds that it took, or None if it was not run.
+        name: Its name and overload, such as `aten::normal_`.
+        storage: The first of the storages that need its results.
+        nbytes: The bytes that it writes.
+        predicted: The seconds that a random fill of its kind takes for as many bytes, or writing zeros.
+        measured: The seconds that it took, or None if it did not run.
     """
 
     name: str
@@ -31,16 +31,17 @@ class TimedOperator(NamedTuple):
 
 
 def timed_operators(tensors: Iterable[torch.Tensor], *, measured: bool) -> list[TimedOperator]:
-    """Returns what materializing those of `tensors` that are deferred runs, in its order.
+    """Return the operators that materializing the deferred ones of `tensors` runs, in order.
 
     Args:
-        tensors: Any tensors. They stay as they are.
-        measured: Run it, and drop the results.
+        tensors: Any tensors. They do not change.
+        measured: Run the operators, and drop the results.
 
     Raises:
-        RuntimeError: As materializing, or if running an operator would move a generator of another device.
+        MaterializationError: An operator cannot be repeated.
+        RuntimeError: An operator would move a generator of another device.
     """
-    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse to show theirs
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters raise for their storage
         deferred = {t.untyped_storage()._cdata: t for t in tensors if _C.is_deferred(t)}
     storages = list(deferred)
     return [

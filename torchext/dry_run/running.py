@@ -164,7 +164,7 @@ def run_rank(
         job.messages = messages
         block.enter_context(job)
         block.enter_context(carry_blocks_to_threads())
-        memory = block.enter_context(track_memory(lines=traces_lines))
+        memory = block.enter_context(track_memory(trace=traces_lines))
         progress = Progress(goal, counts_flops, job)
         block.callback(progress.close)
         if messages is not None:
@@ -279,12 +279,12 @@ def _describe(report: RankReport, job: World, memory: TrackedMemory, progress: P
 
 
 def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) -> DevicePeak:
-    peak = memory.peak(device)
+    peak = memory.peak_allocated(device)
     allocations = memory.allocations(device)
     return DevicePeak(
         device=device,
         allocated=peak.allocated,
-        reserved=memory.peak(device, of_reserved=True).reserved,
+        reserved=memory.peak_reserved(device).reserved,
         total=0 if gpu is None or device in HOST else gpu.memory - gpu.context,
         by_category={category.label: n for category, n in peak.by_category.items() if n},
         fragmentation=peak.fragmentation,

@@ -22,7 +22,7 @@ __all__ = ["BY_OBJECT", "BY_TYPE"]
 
 Translator = Any
 
-ARGUMENTS = ("device_type", "dtype", "enabled", "cache", "self_cleaning")
+ARGUMENTS = ("device_type", "dtype", "enabled", "cache_enabled", "self_cleaning")
 
 
 class RegionVariable(ContextWrappingVariable):
@@ -125,8 +125,10 @@ class State(NamedTuple):
 
 
 def enter_self_cleaning(device_type: str, dtype: torch.dtype, is_enabled: bool, is_caching: bool) -> Guard:
-    """Enter a self-cleaning region, in a graph that is not compiled by a backend."""
-    return enter(_C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled, cache=is_caching, self_cleaning=True))
+    """Enters a self-cleaning region, in a graph that no backend compiles."""
+    return enter(
+        _C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled, cache_enabled=is_caching, self_cleaning=True)
+    )
 
 
 def _check_not_exported(tx: Translator) -> None:

@@ -1,4 +1,4 @@
-"""Inference mode: PyTorch's own, entered in less time, and with help for those who use its tensors elsewhere."""
+"""PyTorch's inference mode, with faster entry, and tools for using its tensors outside of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _C
+from ..errors import TorchextFutureWarning
 from ..tools.calls import call_in_block
 from ..tools.held_tensors import inner_tensors, is_wrapper, reachable_tensors
 from .origins import Origin, origin, trace_origins
@@ -33,23 +34,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
-    """Turns inference mode on, or off, on this thread for a block or a function.
+    """Turn inference mode on, or off, on this thread for a block or a function.
 
     Tensors that are allocated inside are inference tensors: they have no version counter, and autograd cannot use them.
-    No call inside records gradients. The mode is that of `torch.inference_mode`: either of the two nests in the other,
-    and all functions that ask for the mode, or for inference tensors, answer for both.
+    Calls inside record no gradients. The mode is that of `torch.inference_mode`: the two nest in each other, and all
+    functions that return the mode, or check for inference tensors, work with both.
 
-    One object may be entered again while it is open, and on several threads. As a decorator, with or without
-    parentheses, it takes functions, generator functions, `async def` functions and asynchronous generators. Those are
-    inside the mode while they run, and their callers are not while they wait.
+    One object can be entered again while it is open, and on several threads. As a decorator, with or without
+    parentheses, it takes functions, generator functions, `async def` functions and asynchronous generators. They are
+    inside the mode while they run; their callers are outside of it between two steps.
 
     Args:
         mode: Whether the mode is on in the block. `inference_mode(False)` inside the mode returns to training, with
             gradients on.
-        trace: Remember, for each inference tensor that an operator makes in the block, the line of the program that
-            called the operator: see `origin()`. The errors of PyTorch that inference tensors cannot be saved for
-            backward, changed or asked for their version name these lines in a note, from then on and anywhere. Every
-            operator takes some microseconds longer meanwhile.
+        trace: Record, for each inference tensor that an operator makes in the block, the source line of the call: see
+            `origin()`. If PyTorch later raises an error because an inference tensor is saved for backward, changed, or
+            its version is read, a note on the error names the line. Every operator is some microseconds slower.
 
     Raises:
         TypeError: `mode` is neither a bool nor a function.
@@ -68,7 +68,7 @@ class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
     __slots__ = ()
 
     def __call__(self, function: Function) -> Function:
-        """Decorates `function`."""
+        """Decorate `function`."""
         return _decorated(self, function)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,12 +83,12 @@ def _make_block(mode: bool, trace: bool) -> inference_mode:
 
 
 class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
-    """Lets tensors that are allocated in a block inside inference mode be normal ones, without gradient.
+    """Allocate normal tensors, without gradients, in a block inside inference mode.
 
-    It is for what outlives the mode: caches, buffers, a module that is trained later. Grad mode is off, so the block
-    equals `inference_mode(False)` with `torch.no_grad()` in it. Outside of inference mode it is `torch.no_grad()`. In
-    the block, inference tensors can be read, viewed and copied, but not changed in place, as everywhere outside of the
-    mode; and a view of one is one. Also decorates, as `inference_mode` does.
+    Use it for tensors that outlive the mode: caches, buffers, a module that is trained later. Grad mode is off, so the
+    block equals `inference_mode(False)` with `torch.no_grad()` in it. Outside of inference mode it equals
+    `torch.no_grad()`. In the block, inference tensors can be read, viewed and copied, but not changed in place, as
+    outside of the mode. A view of an inference tensor is an inference tensor. It is also a decorator.
 
     Raises:
         RuntimeError: On leaving a block that is not open on this thread, or not the innermost one.
@@ -105,7 +105,7 @@ class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
     __slots__ = ()
 
     def __call__(self, function: Function) -> Function:
-        """Decorates `function`."""
+        """Decorate `function`."""
         return _decorated(self, function)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -121,23 +121,21 @@ def _decorated(block: inference_mode | normal_tensors, function: Function) -> Fu
     if not inspect.isclass(function):
         return call_in_block(block, function)
     warnings.warn(
-        f"Decorating a class with {type(block).__name__} makes a function of it, whose calls construct objects in the "
-        "block; their methods are not in it. PyTorch will refuse to do this: decorate `__init__` and the methods.",
-        FutureWarning,
+        f"Decorating a class with {type(block).__name__} returns a function, whose calls construct objects in the "
+        "block; their methods run outside of it. PyTorch will raise an error here. Decorate the methods instead.",
+        TorchextFutureWarning,
         stacklevel=3,
     )
     return cast("Function", call_in_block(block, lambda *args, **kwargs: function(*args, **kwargs)))
 
 
 def is_inference_mode_enabled() -> bool:
-    """Returns true if inference mode is on, on this thread, be it ours or PyTorch's."""
+    """Return True if inference mode is on, on this thread, whether torchext or PyTorch turned it on."""
     return _C.is_inference_mode_enabled()
 
 
 def is_inference_tensor(tensor: torch.Tensor) -> bool:
-    """Returns true if `tensor` is an inference tensor.
-
-    That is one that was allocated in inference mode, or a view of such a tensor.
+    """Return True if `tensor` is an inference tensor: allocated in inference mode, or a view of such a tensor.
 
     Args:
         tensor: Any tensor, real or fake.
@@ -151,36 +149,36 @@ def is_inference_tensor(tensor: torch.Tensor) -> bool:
 
 
 def check_dispatch_state() -> list[str]:
-    """Returns what is illegal in this thread's state, one sentence each; an empty list if nothing is.
+    """Return the illegal parts of this thread's state, a sentence each; an empty list if the state is legal.
 
     The RFC forbids removing `ADInplaceOrView` from the thread's included keys while autograd is not excluded. PyTorch
-    relies on a few more rules: the flag of inference mode and the keys agree, autograd is never included, and
-    grad mode is off in inference mode. Blocks of inference mode do not break these rules; `torch.enable_grad()` inside
-    one does, and so does changing the key sets by hand.
+    relies on more rules: the flag of inference mode and the keys agree, autograd is never included, and grad mode is
+    off in inference mode. Blocks of inference mode keep these rules. `torch.enable_grad()` inside a block breaks them,
+    and so does changing the key sets by hand.
     """
     return _C.check_dispatch_state()
 
 
 def to_normal(obj: T) -> T:
-    """Makes normal tensors of the inference tensors in `obj`, in place.
+    """Turn the inference tensors in `obj` into normal tensors, in place.
 
-    The tensors stay the objects that they are, with their classes, attributes, `requires_grad`, ties and places in
-    optimizers. Their memory stays, too, unless something that is not part of `obj` shows it; then they get a copy.
-    Tensors that share memory within `obj` still share it, with one version counter, as after `detach()`. Gradients
-    become normal with their tensors. Normal tensors are left alone.
+    The tensors stay the same objects, with their classes, attributes, `requires_grad`, ties and places in optimizers.
+    Their memory also stays, unless a tensor outside of `obj` shares it; then they get a copy. Tensors that share memory
+    within `obj` still share it, with one version counter, as after `detach()`. Gradients become normal with their
+    tensors. Normal tensors do not change.
 
     Args:
-        obj: A tensor, a module, an optimizer, another object that holds tensors, such as a cache of keys and values, or
-            a container of them, such as the output of a model. Objects are searched as by `materialize_module`:
-            attributes, slots, containers, iterators, closures and the objects in them; not caches of functions,
-            and not what their code would compute. Fake and deferred tensors are made normal, too; a deferred one is
-            normal when it is materialized.
+        obj: A tensor, a module, an optimizer, another object that holds tensors, such as a KV cache, or a container of
+            them, such as the output of a model. Objects are searched as by `materialize_module`: attributes, slots,
+            containers, iterators, closures and the objects in them, but not caches of functions, or results that their
+            code would compute. Fake and deferred tensors also become normal; a deferred tensor is normal when it is
+            materialized.
 
     Returns:
         `obj`.
 
     Raises:
-        TypeError: `obj` is an object in which no tensor is found.
+        TypeError: `obj` is an object without tensors.
         NotImplementedError: A tensor is neither strided nor sparse.
 
     Example:
@@ -201,7 +199,7 @@ def to_normal(obj: T) -> T:
 
 
 def _parts_of(tensor: torch.Tensor, around: tuple[torch.Tensor, ...] = ()) -> Iterator[torch.Tensor]:
-    """A tensor, its gradient, and, if it is a wrapper such as a `DTensor`, what it is made of."""
+    """Yield a tensor, its gradient, and the inner tensors of a wrapper such as `DTensor`."""
     if any(tensor is other for other in around):  # `torch.utils.swap_tensors()` can make a wrapper a part of itself
         return
     yield tensor

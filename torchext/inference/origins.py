@@ -1,4 +1,4 @@
-"""Where inference tensors come from: `origin()`, and the notes on errors that operators do not raise."""
+"""The source lines of inference tensors: `origin()`, and notes on errors that operators do not raise."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Origin", "are_all_blocks_traced", "origin", "trace_origins"]
 
 
 class Origin(NamedTuple):
-    """The line of the program that made a tensor: the innermost that is neither PyTorch's nor torchext's.
+    """The source line that made a tensor: the innermost line outside of PyTorch and torchext.
 
     Attributes:
         file: The file of the line.
         line: Its number.
-        function: The name of the function that it is in.
+        function: The name of its function.
     """
 
     file: str
@@ -33,15 +33,15 @@ class Origin(NamedTuple):
 
 
 def origin(tensor: torch.Tensor) -> Origin | None:
-    """Returns where an inference tensor was made.
+    """Return the source line that made an inference tensor.
 
     Args:
-        tensor: Any tensor. An inference tensor has an origin when it was made in `inference_mode(trace=True)` or after
-            `trace_origins()`, by an operator; a view that was made elsewhere has that of its base.
+        tensor: Any tensor. An inference tensor has an origin if an operator made it in `inference_mode(trace=True)` or
+            after `trace_origins()`. A view that was made elsewhere has the origin of its base.
 
     Returns:
-        None for a normal tensor, and for one that nobody traced or that no operator returned, like that of
-        `torch.from_numpy()` and of a transform of `torch.func`.
+        The line. None for a normal tensor, for a tensor that was not traced, and for a tensor that was not made by an
+        operator, such as the result of `torch.from_numpy()` or of a transform of `torch.func`.
 
     Raises:
         TypeError: `tensor` is not a tensor.
@@ -59,14 +59,14 @@ def origin(tensor: torch.Tensor) -> Origin | None:
 
 
 def trace_origins(enabled: bool = True) -> None:
-    """Makes all blocks of inference mode in the process remember where inference tensors are made, or stops that.
+    """Trace all blocks of inference mode in the process, or stop tracing them.
 
-    What `inference_mode(trace=True)` does for one block, this does for every block that any thread enters from now on,
-    and for the one that this thread is in. PyTorch's `torch.inference_mode` is included; C++'s `c10::InferenceMode` is
-    not.
+    This does for every block that any thread enters from now on, and for the innermost block of this thread, what
+    `inference_mode(trace=True)` does for one block. It includes PyTorch's `torch.inference_mode`, but not C++'s
+    `c10::InferenceMode`.
 
     Args:
-        enabled: False to stop. Blocks that are open go on, and what is remembered stays.
+        enabled: False to stop. Open blocks are still traced, and recorded lines are kept.
     """
     _C.trace_origins_in_blocks(enabled)
     _hold_while_tracing(enabled)
@@ -75,7 +75,7 @@ def trace_origins(enabled: bool = True) -> None:
 
 
 def are_all_blocks_traced() -> bool:
-    """Returns true after `trace_origins()`."""
+    """Return True after `trace_origins()`."""
     return _is_tracing_all
 
 
@@ -103,7 +103,7 @@ def _patch_mode_of_pytorch() -> None:
         def enter(self: torch.inference_mode) -> None:
             original(self)
             if self.mode:
-                _trace_here()  # until PyTorch's guard puts the thread's keys back
+                _trace_here()  # until PyTorch's guard restores the keys of the thread
 
         return enter
 
@@ -115,20 +115,20 @@ def _patch_mode_of_pytorch() -> None:
 
         return leave
 
-    _while_all_blocks_trace.patch(torch.inference_mode, "__enter__", make, "does not tell that a block begins")
-    _while_all_blocks_trace.patch(torch.inference_mode, "__exit__", make_exit, "does not tell that a block ends")
+    _while_all_blocks_trace.patch(torch.inference_mode, "__enter__", make, "runs no operator when a block begins")
+    _while_all_blocks_trace.patch(torch.inference_mode, "__exit__", make_exit, "runs no operator when a block ends")
 
 
 def _patch_version() -> None:
-    """`Tensor._version` is not an operator."""
+    """Add notes to errors of `Tensor._version`, which is not an operator."""
     reason = "raises errors about inference tensors without calling an operator"
     while_marks_live.patch(torch.Tensor, "_version", _noting, reason, concerns=Concerns.MARKS)
 
 
 def _patch_custom_functions() -> None:
-    """What `ctx.save_for_backward()` was given is checked after the operators of `forward()`."""
-    # A class method, which is written in Python before 2.15 and in C since.
-    reason = "raises errors about what was saved after forward() has returned"
+    """Add notes to errors about saved tensors, which PyTorch checks after the operators of `forward()`."""
+    # A class method, in Python before 2.15 and in C since then.
+    reason = "checks saved tensors after forward() has returned"
     while_marks_live.patch(torch.autograd.Function, "apply", _noting, reason)  # `forward()` may have closed over them
 
 

@@ -1,4 +1,4 @@
-"""How much memory a program needs, when, and who holds it: on fake devices without running it, on the CPU for real."""
+"""The memory that a program needs: how much, when, and for which tensors. On fake GPUs, or on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory is for."""
+"""The purposes of memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["Category", "Phase"]
 
 
 class Category(IntEnum):
-    """What an allocation is for, as `MemoryCategory` (csrc/memory/timeline.h) has it.
+    """The purpose of an allocation, as in `MemoryCategory` (csrc/memory/timeline.h).
 
-    What is known to be of a later kind is not of an earlier one.
+    An allocation with several purposes counts for the last of them in this list.
     """
 
     TEMPORARY = 0
@@ -20,11 +20,11 @@ class Category(IntEnum):
     INPUT = 2
     """Made outside of modules, backward passes and optimizers, such as a batch."""
     COMMUNICATION = 3
-    """Made by collectives, or for them, or flat and given to one."""
+    """Made by collectives or for them, or a flat buffer that is passed to one."""
     WORKSPACE = 4
-    """What a kernel allocates besides its results."""
+    """Allocated by a kernel besides its results."""
     GRADIENT = 5
-    """Gradients of parameters, and what a backward pass adds gradients to."""
+    """Gradients of parameters, and buffers to which a backward pass adds gradients."""
     OPTIMIZER_STATE = 6
     PARAMETER = 7
     """Parameters and buffers of modules, also those that a sharded module has gathered."""
@@ -33,7 +33,7 @@ class Category(IntEnum):
 
     @property
     def label(self) -> str:
-        """How it is called in reports."""
+        """The name in reports."""
         return LABELS[self]
 
 
@@ -51,7 +51,7 @@ LABELS = {
 
 
 class Phase(IntEnum):
-    """What the program was doing, as `MemoryPhase` has it."""
+    """The phase of the program, as in `MemoryPhase`."""
 
     FORWARD = 0
     BACKWARD = 1

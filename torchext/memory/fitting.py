@@ -1,4 +1,4 @@
-"""Whether a program fits on a device."""
+"""Whether a program fits on a GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from typing_extensions import Self
 
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
 from ..fake.assumed_values import AssumedValue, assuming_values
+from ..fake.gpus import as_fake_gpu
+from ..tools.deprecation import RenamedAttribute, renamed_keywords
+from ..tools.results import Column, Table, plain
+from .reports import in_units
 from .tracking import TrackedMemory, track_memory
 
 __all__ = ["Fit", "MaxBatch", "fits", "max_batch"]
@@ -19,45 +23,68 @@ __all__ = ["Fit", "MaxBatch", "fits", "max_batch"]
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a program fits, and what it needs. True in conditions if it does.
+    """Whether a program fits, and the memory that it needs. True in conditions if it fits.
 
     Attributes:
         fits: Whether it ran to its end.
-        peak: The most bytes that were reserved on the device: if it did not fit, until then.
+        peak_reserved: The peak of the bytes reserved on the GPU; if it did not fit, until then.
         capacity: The bytes that a program can allocate there.
-        memory: What was tracked.
-        error: The error of the device, if it did not fit.
-        assumed: Where values were read that do not exist, and what the program found instead.
+        memory: The tracked memory.
+        error: The error of the GPU, if it did not fit.
+        assumed: The reads of values that do not exist, and the values that the program got instead.
     """
 
     fits: bool
-    peak: int
+    peak_reserved: int
     capacity: int
     memory: TrackedMemory
     error: torch.OutOfMemoryError | None = None
     assumed: list[AssumedValue] = field(default_factory=list)
 
+    peak = RenamedAttribute("peak_reserved")
+
+    @property
+    def peak_allocated(self) -> int:
+        """The peak of the bytes in use on the GPU, without fragmentation."""
+        return self.memory.peak_allocated().allocated if self.memory.devices else 0
+
     @property
     def headroom(self) -> int:
-        """The bytes that are left; negative or small if it did not fit."""
-        return self.capacity - self.peak
+        """The bytes that are left at the peak; negative or small if it did not fit."""
+        return self.capacity - self.peak_reserved
 
     def __bool__(self) -> bool:
         return self.fits
+
+    def __repr__(self) -> str:
+        answer = "fits" if self.fits else "does not fit"
+        return (
+            f"Fit({answer}: {in_units(self.peak_reserved)} reserved and {in_units(self.peak_allocated)} allocated at "
+            f"the peak, of {in_units(self.capacity)})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [(name, in_units(getattr(self, name))) for name in ("peak_reserved", "peak_allocated", "capacity")]
+        return Table([Column("fits"), Column("yes" if self.fits else "no", is_number=True)], rows)._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer, sizes in bytes, the error and the tracked memory as plain values."""
+        names = ("fits", "peak_reserved", "peak_allocated", "capacity", "headroom", "error", "assumed", "memory")
+        return {name: plain(getattr(self, name)) for name in names}
 
 
 class MaxBatch(int):
     """The size of the largest batch that fits.
 
     Attributes:
-        assumed: Where the run with this size, or for 0 with the smallest, has read values that do not exist, and what
-            the program found instead.
+        assumed: The reads of values that do not exist, in the run with this size, or for 0 with the smallest size, and
+            the values that the program got instead.
     """
 
     assumed: list[AssumedValue]
 
     def __new__(cls, size: int, assumed: list[AssumedValue]) -> Self:
-        """Returns the number `size` with what it stands on."""
+        """Return the number `size` with the assumed values."""
         batch = super().__new__(cls, size)
         batch.assumed = assumed
         return batch
@@ -65,81 +92,101 @@ class MaxBatch(int):
     def __reduce__(self) -> tuple[type[Self], tuple[int, list[AssumedValue]]]:
         return type(self), (int(self), self.assumed)
 
+    def __repr__(self) -> str:
+        return f"MaxBatch({int(self)})"
 
+    __str__ = int.__repr__
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the size and the assumed values as plain values."""
+        return {"size": int(self), "assumed": plain(self.assumed)}
+
+
+@renamed_keywords(device="gpu", lines="trace")
 def fits(
     program: Callable[[], Any],
-    device: str | FakeGPU = "H100-80GB",
+    gpu: str | int | FakeGPU = "H100-80GB",
     *,
-    lines: bool = False,
+    trace: bool = False,
     values: str = "raise",
 ) -> Fit:
-    """Runs `program` on a fake GPU and tells whether it fits there.
+    """Run `program` on a fake GPU and return whether it fits there.
 
     Args:
-        program: Builds the model and the optimizer on "cuda", and runs two steps or more: the state of the optimizer is
-            allocated in the first. It is called inside of `fake_mode(gpu=device)`, so no GPU is needed.
-        device: A description, or the name of one.
-        lines: As of `track_memory()`.
-        values: What becomes of reading values that are not known: `raise` an error, or `assume` some, which are listed
-            in `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
+        program: Builds the model and the optimizer on "cuda", and runs at least two steps: the first one allocates the
+            state of the optimizer. It is called inside `fake_mode(gpu=gpu)`, so no GPU is needed.
+        gpu: The name of a model, a number of devices, or a description.
+        trace: As for `track_memory()`.
+        values: How to answer reads of values that do not exist: `raise` an error, or `assume` some, which are listed in
+            `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
             docs/how_to/dry_runs.md, "Values".
 
     Raises:
-        RuntimeError: There are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
-        ValueError: The device is unknown, or the policy for values.
-        Exception: What `program` raises, other than `torch.OutOfMemoryError`.
+        RuntimeError: This machine has CUDA devices. Hide them (`CUDA_VISIBLE_DEVICES=`).
+        ValueError: The model, or the policy for values, is unknown.
+        Exception: Errors of `program`, other than `torch.OutOfMemoryError`.
 
     Example:
-        >>> def make_layer():
-        ...     return torch.nn.Linear(50_000, 50_000, device="cuda")
-        >>> bool(fits(make_layer, "A100-40GB"))
-        True
+        >>> fits(lambda: torch.empty(2**30, 8, device="cuda"), "H100")
+        Fit(fits: 32.00 GiB reserved and 32.00 GiB allocated at the peak, of 79.20 GiB)
     """
-    gpu = FakeGPU(device) if isinstance(device, str) else device
+    device = _one_gpu(gpu)
     error = None
-    with fake_mode(gpu=gpu):
-        if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
-            gc.collect()  # what another program has left in cycles would count
+    with fake_mode(gpu=device):
+        if any(torch.cuda.memory_allocated(i) for i in range(device.count)):
+            gc.collect()  # cycles that an earlier program has left would count
     with (
-        fake_mode(gpu=gpu),
+        fake_mode(gpu=device),
         carry_blocks_to_threads(),
-        track_memory(lines=lines) as memory,
+        track_memory(trace=trace) as memory,
         assuming_values(values) as assumed,
     ):
         try:
             program()
         except torch.OutOfMemoryError as raised:
-            error = raised.with_traceback(None)  # the frames hold what was allocated
-    peak = memory.peak(of_reserved=True).reserved if memory.devices else 0
-    return Fit(error is None, peak, gpu.memory - gpu.context, memory, error, assumed.sites)
+            error = raised.with_traceback(None)  # its frames hold tensors
+    peak = memory.peak_reserved().reserved if memory.devices else 0
+    return Fit(error is None, peak, device.memory - device.context, memory, error, assumed.sites)
 
 
+def _one_gpu(gpu: str | int | FakeGPU) -> FakeGPU:
+    described = as_fake_gpu(gpu)
+    if described is None:
+        raise ValueError(f"`gpu`: expected a GPU, got {gpu!r}.")
+    return described
+
+
+@renamed_keywords(device="gpu")
 def max_batch(
     make_step: Callable[[int], Callable[[], Any]],
-    device: str | FakeGPU = "H100-80GB",
+    gpu: str | int | FakeGPU = "H100-80GB",
     *,
     steps: int = 2,
     multiple_of: int = 1,
     limit: int = 2**20,
     values: str = "raise",
 ) -> MaxBatch:
-    """Finds the largest batch with which a step fits on a fake GPU.
+    """Find the largest batch with which a step fits on a fake GPU.
 
     Args:
-        make_step: Called with a size of the batch, builds the model, the optimizer and the batch on "cuda", and returns
-            a function that runs one step.
-        device: A description, or the name of one.
-        steps: How often the step is run.
-        multiple_of: Only multiples of it are tried.
-        limit: The largest size that is tried.
-        values: As of `fits()`.
+        make_step: Called with a batch size, builds the model, the optimizer and the batch on "cuda", and returns a
+            function that runs one step.
+        gpu: As for `fits()`.
+        steps: The number of steps to run.
+        multiple_of: Try only multiples of this number.
+        limit: The largest size to try.
+        values: As for `fits()`.
 
     Returns:
-        The size, or 0 if not even `multiple_of` fits, with the values that were assumed: `MaxBatch.assumed`.
+        The size, or 0 if `multiple_of` does not fit, with the values that were assumed: `MaxBatch.assumed`.
 
     Raises:
-        RuntimeError: As of `fits()`.
-        ValueError: The device is unknown, or a number is not positive.
+        RuntimeError: As for `fits()`.
+        ValueError: The model is unknown, or a number is not positive.
+
+    Example:
+        >>> max_batch(lambda batch: lambda: torch.empty(batch, 2**28, device="cuda"), "H100")
+        MaxBatch(79)
     """
     if min(steps, multiple_of) < 1:
         raise ValueError(f"`steps` ({steps}) and `multiple_of` ({multiple_of}) were expected to be 1 or more.")
@@ -152,7 +199,7 @@ def max_batch(
             for _ in range(steps):
                 step()
 
-        fit = fits(program, device, values=values)
+        fit = fits(program, gpu, values=values)
         assumed[batch] = fit.assumed
         return fit.fits
 

@@ -1,6 +1,6 @@
-"""Telling the core what the program is doing, and which tensors are parameters, gradients and optimizer state.
+"""Report to the core which module or optimizer runs, and which tensors are parameters, gradients and optimizer state.
 
-By PyTorch's own hooks for all modules and all optimizers, which are there while a tracker is open.
+It uses PyTorch's hooks for all modules and optimizers, which are registered while a tracker is open.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ OPTIMIZER_SCOPE = "optimizer step"
 
 
 class _Thread(threading.local):
-    """What a thread was doing before each module, and each step of an optimizer, that it is in."""
+    """The scopes of a thread outside of each module, and each optimizer step, that it is in."""
 
     def __init__(self) -> None:
         self.scopes: list[tuple[int, int, bool]] = []
 
 
 class Observer:
-    """Watches the modules and optimizers of all threads.
+    """Observe the modules and optimizers of all threads.
 
     Attributes:
-        scopes: The names of the modules that have run, by the numbers that the core knows them by.
+        scopes: The names of the modules that have run, by their numbers in the core.
         owners: The names of parameters, gradients and optimizer state, by the number of the allocation.
     """
 
@@ -45,13 +45,13 @@ class Observer:
         self._trace_lines = trace_lines
         self._numbers: dict[str, int] = {}
         self._thread = _Thread()
-        # By ids. The references are weak: what the program frees is to be freed.
+        # By `id()`. The references are weak, so that the program can free the objects.
         self._names: dict[int, tuple[str, ReferenceType[torch.nn.Module]]] = {}
         self._parameters: dict[int, tuple[str, TensorWeakRef]] = {}
         self._handles: list[RemovableHandle] = []
 
     def begin(self) -> None:
-        """Begins to watch."""
+        """Register the hooks."""
         self._handles = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -61,14 +61,14 @@ class Observer:
         self._outer = _C.set_memory_scope(-1, Phase.OTHER, self._trace_lines)
 
     def end(self) -> None:
-        """Stops to watch. A step that has raised may have left the thread in the middle."""
+        """Remove the hooks, and restore the scope of the thread, which a step that raised may not have restored."""
         for handle in self._handles:
             handle.remove()
         self.mark_gradients()
         _C.set_memory_scope(*self._outer)
 
     def mark_gradients(self) -> None:
-        """Marks the gradients that the known parameters have now."""
+        """Mark the gradients that the known parameters have now."""
         for name, reference in list(self._parameters.values()):
             parameter = reference()
             gradient = None if parameter is None else parameter.grad
@@ -85,7 +85,7 @@ class Observer:
         self._thread.scopes.append(scope)
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        # What a sharded module has gathered is there now.
+        # A sharded module has gathered its parameters now.
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 self._mark(parameter, Category.PARAMETER, f"{self._name_of(module) or ''}.{name}")
@@ -93,7 +93,7 @@ class Observer:
             _C.set_memory_scope(*self._thread.scopes.pop())
 
     def _learn(self, root: torch.nn.Module) -> str:
-        """Names `root` and its modules, and marks what they hold."""
+        """Name `root` and its modules, and mark their tensors."""
         root_name = type(root).__name__
         for name, module in root.named_modules():
             if self._name_of(module) is None:

@@ -1,4 +1,4 @@
-"""Pictures of memory over time."""
+"""Plots of memory over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .states import Allocation, MemoryState
 
 __all__ = ["page_of", "plot"]
 
-# From the bottom up: what stays comes first, and what changes most is on top.
+# From the bottom up: constant memory first, the most variable on top.
 ORDER = [
     Category.PARAMETER,
     Category.OPTIMIZER_STATE,
@@ -40,26 +40,26 @@ COLORS = {
 UNUSED = "not in use"
 COLOR_OF_UNUSED = "#eeeeee"
 
-DETAILED = 120  # the moments of which the holders are listed
+DETAILED = 120  # the number of moments with a list of holders
 
 AllocationsAt: TypeAlias = Callable[[int], list[Allocation]]
 
 
 def plot(path: Path, states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> None:
-    """Draws into `path`, by its ending.
+    """Plot into `path`, in the format of its suffix.
 
     Args:
         path: The file.
         states: The curve.
         peak: The state with the most allocated bytes.
-        allocations_at: Returns what was alive after an event, the largest first.
+        allocations_at: Returns the allocations alive after an event, the largest first.
     """
     if path.suffix == ".html":
         path.write_text(page_of(states, peak, allocations_at), encoding="utf-8")
     elif path.suffix in (".svg", ".png"):
         _draw(path, states)
     else:
-        raise ValueError(f"The picture's name must end with .html, .svg or .png, but is {str(path)!r}.")
+        raise ValueError(f"`path`: expected a name that ends with .html, .svg or .png, got {str(path)!r}.")
 
 
 def _draw(path: Path, states: list[MemoryState]) -> None:
@@ -91,13 +91,13 @@ def _draw(path: Path, states: list[MemoryState]) -> None:
     axes.set_ylabel(f"GiB on {states[0].device}")
     axes.margins(x=0)
     axes.legend(loc="upper left", fontsize="small")
-    # The same picture has the same bytes.
+    # Equal plots are equal files.
     with rc_context({"svg.hashsalt": "torchext", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def page_of(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> str:
-    """Returns a page that needs nothing else: the curve, and the holders of memory at the moment that is pointed at."""
+    """Return a self-contained HTML report: the curve, and the holders of memory at the moment under the cursor."""
     data = {
         "device": peak.device,
         "categories": [
@@ -119,7 +119,7 @@ def _point(state: MemoryState) -> list[float]:
 
 
 def _details(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> dict[str, Any]:
-    """The largest holders at the peak, and at moments that are spread over the curve."""
+    """Return the largest holders at the peak, and at moments spread over the curve."""
     stride = max(1, len(states) // DETAILED)
     events = sorted({peak.event, *(state.event for state in states[::stride])})
     details = {}

@@ -1,17 +1,18 @@
-"""Reports of memory as tables."""
+"""Memory reports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..tools.results import Column, Table
 from .categories import Category
 from .states import Allocation, MemoryState, summed
 
-__all__ = ["in_units", "report"]
+__all__ = ["html_report", "in_units", "report"]
 
 
 def in_units(nbytes: int) -> str:
-    """Returns `nbytes` as a person reads it: "1.50 GiB"."""
+    """Return `nbytes` with a unit, such as `1.50 GiB`."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -21,13 +22,13 @@ def in_units(nbytes: int) -> str:
 
 
 def report(peak: MemoryState, reserved: int, allocations: list[Allocation], largest: int) -> str:
-    """Returns the peak of a device by category and module, with the `largest` tensors.
+    """Return the peak of a device by category and module, with the `largest` tensors.
 
     Args:
         peak: The state with the most allocated bytes.
-        reserved: The most bytes that were reserved.
-        allocations: What was alive at the peak, the largest first.
-        largest: How many modules and tensors to list.
+        reserved: The peak of the reserved bytes.
+        allocations: The allocations alive at the peak, the largest first.
+        largest: The number of modules and tensors to list.
     """
     by_module = summed(allocations, lambda allocation: allocation.holder)
     lines = [
@@ -47,6 +48,18 @@ def report(peak: MemoryState, reserved: int, allocations: list[Allocation], larg
         ),
     ]
     return "\n".join(lines)
+
+
+def html_report(peak: MemoryState, reserved: int, allocations: list[Allocation]) -> str:
+    """Return the peak of a device by category and by module, as HTML tables."""
+    by_category = [(category.label, nbytes) for category, nbytes in _sorted(peak.by_category)]
+    by_module = list(summed(allocations, lambda allocation: allocation.holder).items())[:10]
+    tables = (
+        Table([Column(name), Column("bytes", in_units, is_number=True)], rows)._repr_html_()
+        for name, rows in (("category", by_category), ("module", by_module))
+    )
+    title = f"Peak memory of {peak.device}: {in_units(peak.allocated)} allocated, {in_units(reserved)} reserved"
+    return "".join([f"<p>{title}</p>", *tables])
 
 
 def _sorted(sums: Mapping[Category, int]) -> list[tuple[Category, int]]:

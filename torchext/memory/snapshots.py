@@ -1,4 +1,4 @@
-"""Snapshots for PyTorch's viewer of memory."""
+"""Snapshots for PyTorch's memory viewer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LINE = re.compile(r"(?P<file>.+):(?P<number>\d+) in (?P<function>.+)")
 
 
 class Action(NamedTuple):
-    """One allocation or free.
+    """An allocation or a free.
 
     Attributes:
         device: The index of the CUDA device.
-        is_allocation: Whether it is allocated or freed.
-        address: Where.
-        stream: For which stream.
-        time_ns: When.
-        allocation: What.
+        is_allocation: True for an allocation.
+        address: The address of the memory.
+        stream: The stream of the allocation.
+        time_ns: The time in nanoseconds.
+        allocation: The allocation.
     """
 
     device: int
@@ -36,7 +36,7 @@ class Action(NamedTuple):
 
 
 def save(path: Path, actions: Iterable[Action], segments: list[dict[str, Any]]) -> None:
-    """Writes what `torch.cuda.memory._dump_snapshot()` writes: the actions of each device, and the segments."""
+    """Write the actions of each device and the segments, as `torch.cuda.memory._dump_snapshot()` does."""
     traces: list[list[dict[str, Any]]] = []
     for action in actions:
         while len(traces) <= action.device:
@@ -66,7 +66,7 @@ def _entries(action: Action) -> Iterator[dict[str, Any]]:
 
 
 def _frames(allocation: Allocation) -> list[dict[str, Any]]:
-    """What is known of an allocation, in place of the stack that PyTorch records."""
+    """Return the category, owner, operator and module of an allocation, in place of the stack that PyTorch records."""
     described = [(allocation.category.label, allocation.owner), (allocation.operator, allocation.module)]
     frames = [{"filename": text, "line": 0, "name": name} for name, text in described if text]
     line = _LINE.fullmatch(allocation.line)

@@ -1,4 +1,4 @@
-"""What is allocated at a moment, and who holds it."""
+"""The allocations at a moment, and their holders."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Allocation", "MemoryState"]
 
 @dataclass(frozen=True)
 class Allocation:
-    """One piece of memory.
+    """One allocation.
 
     Attributes:
-        size: The bytes that it takes of its device, as PyTorch's allocator counts them.
-        requested: The bytes that were asked for.
-        category: What it is for.
-        phase: What the program was doing when it was made.
+        size: The bytes that it occupies on its device, as PyTorch's allocator counts them.
+        requested: The requested bytes.
+        category: Its purpose.
+        phase: The phase of the program that made it.
         operator: The operator that made it, such as `aten::mm`.
-        module: The qualified name of the module that was running, or whose backward pass was; empty if there was none.
-        line: The line of the program, if lines are tracked.
+        module: The qualified name of the module whose forward or backward pass made it; empty outside of modules.
+        line: The source line, if lines are recorded.
         owner: The name of the parameter that it is, or whose gradient or state it is; empty for others.
-        born: The number of the event with which it was made; -1 if it was there before the tracker.
-        died: The number of the event with which it was freed; -1 if it was not.
+        born: The number of the event that allocated it; -1 before the tracker.
+        died: The number of the event that freed it; -1 if it is alive.
     """
 
     size: int
@@ -40,12 +40,12 @@ class Allocation:
 
     @property
     def holder(self) -> str:
-        """The module that it belongs to."""
+        """The module that holds it."""
         return self.owner.rpartition(".")[0] if self.owner else self.module
 
     @property
     def title(self) -> str:
-        """A name for it in a list."""
+        """Its name in a list."""
         return self.owner or " ".join(filter(None, (self.module, self.operator)))
 
 
@@ -54,12 +54,12 @@ class MemoryState:
     """The memory of a device after an event.
 
     Attributes:
-        device: Such as `cuda:0`, or `pinned` for pinned memory of the host.
+        device: The device, such as `cuda:0`, or `pinned` for pinned memory of the host.
         event: The number of the event, counted from the beginning of the tracker; -1 before the first.
-        seconds: The time of the event, since the first.
-        allocated: The bytes that are in use, as `torch.cuda.memory_allocated()` counts them.
-        reserved: The bytes that PyTorch has taken from the device, as `torch.cuda.memory_reserved()` counts them. On
-            devices without a caching allocator as many as are allocated. Pinned memory is allocated in powers of two,
+        seconds: The time since the first event.
+        allocated: The bytes in use, as `torch.cuda.memory_allocated()` counts them.
+        reserved: The bytes that PyTorch has reserved on the device, as `torch.cuda.memory_reserved()` counts them.
+            Equal to `allocated` on devices without a caching allocator. Pinned memory is reserved in powers of two,
             and kept.
         by_category: The bytes in use for each purpose.
     """
@@ -73,12 +73,12 @@ class MemoryState:
 
     @property
     def fragmentation(self) -> int:
-        """The bytes that are reserved and not in use."""
+        """The bytes that are reserved but not in use."""
         return self.reserved - self.allocated
 
 
 def summed(allocations: list[Allocation], key: Callable[[Allocation], str]) -> dict[str, int]:
-    """Adds up sizes by `key`, the largest sum first."""
+    """Return the sums of sizes by `key`, the largest first."""
     sums: dict[str, int] = {}
     for allocation in allocations:
         name = key(allocation)

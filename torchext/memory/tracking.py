@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .. import _C
 from ..fake.addresses import showing_addresses
+from ..tools.deprecation import renamed_keywords, warn_deprecated
+from ..tools.results import plain
 from . import plots, reports, snapshots
 from .categories import Category, Phase
 from .observing import Observer
@@ -17,17 +20,17 @@ from .states import Allocation, MemoryState, summed
 
 __all__ = ["PINNED", "TrackedMemory", "track_memory"]
 
-PINNED = "pinned"  # names pinned memory of the host where a device may be given
-POINTS = 1200  # of the curve in a page
-POINTS_OF_PICTURES = 250
+PINNED = "pinned"  # names pinned memory of the host, in place of a device
+POINTS = 1200  # of the curve in an HTML report
+POINTS_OF_FIGURES = 250
 
 
 class TrackedMemory:
-    """What `track_memory()` has collected. Stays readable after the block.
+    """The memory that `track_memory()` has recorded. Stays readable after the block.
 
-    Where a `device` may be given, the default is `cuda:0` or, if nothing was allocated there, the first on which
-    something was; `cpu` is pageable memory of the host, and `pinned` pinned memory. Where a moment may be given, as
-    `at`, it is the number of an event (`MemoryState.event`), and the default is the moment of the most allocated bytes.
+    The default `device` is `cuda:0` or, if nothing was allocated there, the first device with an allocation; `cpu` is
+    pageable memory of the host, and `pinned` is pinned memory. A moment, `at`, is the number of an event
+    (`MemoryState.event`); the default is the peak of the allocated bytes.
     """
 
     def __init__(self, timeline: _C.MemoryTimeline, observer: Observer) -> None:
@@ -39,7 +42,7 @@ class TrackedMemory:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices on which something was allocated. The CPU counts if that was pageable memory."""
+        """The devices with allocations. The CPU is one of them if pageable memory was allocated."""
         return [torch.device(name) for name in self.places if name != PINNED]
 
     @property
@@ -47,17 +50,33 @@ class TrackedMemory:
         """The names of the devices, and `pinned` if pinned memory was allocated."""
         return self._timeline.devices()
 
-    def peak(self, device: torch.device | str | None = None, *, of_reserved: bool = False) -> MemoryState:
-        """Returns the state with the most allocated (or reserved) bytes.
+    def peak_allocated(self, device: torch.device | str | None = None) -> MemoryState:
+        """Return the state with the most allocated bytes.
 
         Raises:
             ValueError: Nothing was allocated on `device`.
         """
+        return self._peak(device, of_reserved=False)
+
+    def peak_reserved(self, device: torch.device | str | None = None) -> MemoryState:
+        """Return the state with the most reserved bytes.
+
+        Raises:
+            ValueError: Nothing was allocated on `device`.
+        """
+        return self._peak(device, of_reserved=True)
+
+    def peak(self, device: torch.device | str | None = None, *, of_reserved: bool = False) -> MemoryState:
+        """Deprecated: use `peak_allocated()` or `peak_reserved()`."""
+        warn_deprecated("TrackedMemory.peak()", "peak_reserved()" if of_reserved else "peak_allocated()")
+        return self._peak(device, of_reserved)
+
+    def _peak(self, device: torch.device | str | None, of_reserved: bool) -> MemoryState:
         name = self._device(device)
         return self._state(name, self._timeline.peak(name, self._begin, self._last(), of_reserved))
 
     def at(self, event: int, device: torch.device | str | None = None) -> MemoryState:
-        """Returns the state after an event.
+        """Return the state after an event.
 
         Raises:
             ValueError: Nothing was allocated on `device`.
@@ -66,7 +85,7 @@ class TrackedMemory:
         return self._state(name, self._timeline.after(name, self._begin + event))
 
     def now(self, device: torch.device | str | None = None) -> MemoryState:
-        """Returns the state after the last event.
+        """Return the state after the last event.
 
         Raises:
             ValueError: Nothing was allocated on `device`.
@@ -76,7 +95,7 @@ class TrackedMemory:
         return self.at(self._last() - self._begin - 1, device)
 
     def timeline(self, device: torch.device | str | None = None, count: int = 1000) -> list[MemoryState]:
-        """Returns about `count` states in the order of time: of each stretch of events the one with the most bytes.
+        """Return about `count` states in order of time. Each has the most bytes of a section of the events.
 
         Raises:
             ValueError: Nothing was allocated on `device`.
@@ -85,69 +104,95 @@ class TrackedMemory:
         return [self._state(name, point) for point in self._timeline.curve(name, self._begin, self._last(), count)]
 
     def allocations(self, device: torch.device | str | None = None, *, at: int | None = None) -> list[Allocation]:
-        """Returns what was alive at a moment, the largest first.
+        """Return the allocations alive at a moment, the largest first.
 
         Raises:
             ValueError: Nothing was allocated on `device`.
         """
         name = self._device(device)
-        event = self.peak(name).event if at is None else at
+        event = self.peak_allocated(name).event if at is None else at
         alive = [self._allocation(record) for record in self._timeline.alive(name, self._begin + event)]
         return sorted(alive, key=lambda allocation: -allocation.size)
 
     def by_module(self, device: torch.device | str | None = None, *, at: int | None = None) -> dict[str, int]:
-        """Returns the bytes that each module held at a moment, the most first."""
+        """Return the bytes that each module held at a moment, the largest number first."""
         return summed(self.allocations(device, at=at), lambda allocation: allocation.holder)
 
     def by_operator(self, device: torch.device | str | None = None, *, at: int | None = None) -> dict[str, int]:
-        """Returns the bytes that each operator had made of what was held at a moment, the most first."""
+        """Return the bytes alive at a moment by the operator that allocated them, the largest number first."""
         return summed(self.allocations(device, at=at), lambda allocation: allocation.operator)
 
     def by_line(self, device: torch.device | str | None = None, *, at: int | None = None) -> dict[str, int]:
-        """Returns the bytes that each line of the program held at a moment, the most first.
+        """Return the bytes alive at a moment by the source line that allocated them, the largest number first.
 
         Raises:
-            ValueError: Lines are not tracked.
+            ValueError: Source lines are not recorded.
         """
         allocations = self.allocations(device, at=at)
         if not any(allocation.line for allocation in allocations):
-            raise ValueError("Lines are tracked by track_memory(lines=True) only.")
+            raise ValueError("Source lines are recorded only with track_memory(trace=True).")
         return summed(allocations, lambda allocation: allocation.line)
 
     def report(self, device: torch.device | str | None = None, *, largest: int = 10) -> str:
-        """Returns a table: the peak by category, the modules and the largest tensors at that moment."""
-        peak = self.peak(device)
-        reserved = self.peak(device, of_reserved=True).reserved
+        """Return a table: the peak by category, the modules and the largest tensors at that moment."""
+        peak = self.peak_allocated(device)
+        reserved = self.peak_reserved(device).reserved
         return reports.report(peak, reserved, self.allocations(peak.device), largest)
 
     def plot(self, path: str | Path, device: torch.device | str | None = None) -> None:
-        """Draws the memory over time, by category.
+        """Plot the memory over time, by category.
 
         Args:
-            path: A file that ends with `.html`, which is self-contained and interactive, or with `.svg` or `.png`,
-                which need matplotlib.
-            device: Of which device.
+            path: The file. `.html` is a self-contained, interactive report; `.svg` and `.png` need matplotlib.
+            device: The device.
 
         Raises:
-            ValueError: The file ends otherwise, or nothing was allocated on `device`.
-            ImportError: There is no matplotlib.
+            ValueError: The file has another suffix, or nothing was allocated on `device`.
+            ImportError: matplotlib is not installed.
         """
-        peak = self.peak(device)
+        peak = self.peak_allocated(device)
         path = Path(path)
         plots.plot(
             path,
-            self.timeline(peak.device, POINTS if path.suffix == ".html" else POINTS_OF_PICTURES),
+            self.timeline(peak.device, POINTS if path.suffix == ".html" else POINTS_OF_FIGURES),
             peak,
             lambda event: self.allocations(peak.device, at=event),
         )
 
     def save_snapshot(self, path: str | Path) -> None:
-        """Saves a pickle that PyTorch's viewer of memory opens (pytorch.org/memory_viz), with all devices of CUDA."""
+        """Save a pickle of all CUDA devices for PyTorch's memory viewer (pytorch.org/memory_viz)."""
         segments = _C.cuda_memory_segments() if _C.fake_cuda_devices() else []
         snapshots.save(Path(path), self._actions(), segments)
 
     def __str__(self) -> str:
         return self.report()
+
+    def __repr__(self) -> str:
+        peaks = (
+            f"{name}: {reports.in_units(self.peak_allocated(name).allocated)} allocated and "
+            f"{reports.in_units(self.peak_reserved(name).reserved)} reserved at the peak"
+            for name in self.places
+        )
+        return f"TrackedMemory({', '.join(peaks) or 'no allocations'})"
+
+    def _repr_html_(self) -> str:
+        if not self.places:
+            return ""
+        peak = self.peak_allocated()
+        return reports.html_report(peak, self.peak_reserved().reserved, self.allocations(peak.device))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the peaks of each device, and the bytes of each category and module at them, as plain values."""
+        return {name: self._peaks(name) for name in self.places}
+
+    def _peaks(self, device: str) -> dict[str, Any]:
+        peak = self.peak_allocated(device)
+        return {
+            "peak_allocated": peak.allocated,
+            "peak_reserved": self.peak_reserved(device).reserved,
+            "by_category": plain(peak.by_category),
+            "by_module": self.by_module(device),
+        }
 
     def _actions(self) -> Iterator[snapshots.Action]:
         for number, is_birth, _, time in self._timeline.events(self._begin, self._last()):
@@ -162,17 +207,17 @@ class TrackedMemory:
         known = self._timeline.devices()
         if device is None:
             if not known:
-                raise ValueError("Nothing has been allocated while memory was tracked.")
+                raise ValueError("Nothing was allocated while memory was tracked.")
             return max(known, key=self._importance)
         name = str(device)
         if name == "cuda":
             name = "cuda:0"
         if name not in known:
-            raise ValueError(f"Nothing has been allocated on {name!r}, only on {', '.join(known) or 'no device'}.")
+            raise ValueError(f"Nothing was allocated on {name!r}, only on {', '.join(known) or 'no device'}.")
         return name
 
     def _importance(self, device: str) -> tuple[bool, int]:
-        """Which device is meant if none is named: the one with the highest peak, and the CPU only where it is alone."""
+        """Return a key to sort devices by. The default is the highest peak; the CPU only if it is the only device."""
         peak = self._timeline.peak(device, self._begin, self._last(), False)
         return not device.startswith(("cpu", PINNED)), peak[2]
 
@@ -209,29 +254,30 @@ class TrackedMemory:
         )
 
 
+@renamed_keywords(lines="trace")
 @contextmanager
-def track_memory(*, lines: bool = False) -> Iterator[TrackedMemory]:
-    """Tracks the memory of tensors in the block: how much, when, what for, and who holds it.
+def track_memory(*, trace: bool = False) -> Iterator[TrackedMemory]:
+    """Record the memory of tensors in the block: how much, when, for which purpose, and which module holds it.
 
-    Fake tensors are tracked on the CPU and on CUDA devices, on fake ones as PyTorch's caching allocator would serve
-    them. A block that is entered outside of `fake_mode()` tracks real tensors on the CPU, too, for which PyTorch's
-    profiler must not run on the thread. What fakes on CUDA have allocated before the block is counted from its
-    beginning; of other tensors from before it, the parameters of modules that run in the block.
+    Fake tensors are recorded on the CPU and on CUDA devices; on fake CUDA devices, as PyTorch's caching allocator
+    allocates. A block outside of `fake_mode()` also records real tensors on the CPU. PyTorch's profiler must not run on
+    the thread then. Earlier allocations of fake tensors on CUDA count from the beginning of the block. Of other earlier
+    tensors, the parameters of modules that run in the block count.
 
     Args:
-        lines: Also keep the line of the program that made each tensor. Takes longer.
+        trace: Also record the source line that made each tensor. Slower.
 
     Yields:
-        What has been collected so far; it stays readable after the block.
+        The memory recorded so far. It stays readable after the block.
 
     Example:
-        >>> with fake_mode(gpu=FakeGPU("H100-80GB")), track_memory() as memory:
-        ...     layer = torch.nn.Linear(1024, 1024, device="cuda")
-        >>> memory.peak().allocated
-        4198400
+        >>> with fake_mode(gpu="H100"), track_memory() as memory:
+        ...     weight = torch.empty(1024, 1024, device="cuda")
+        >>> memory.peak_allocated().allocated
+        4194304
     """
     timeline = _C.open_memory_tracker()
-    observer = Observer(lines)
+    observer = Observer(trace)
     memory = TrackedMemory(timeline, observer)
     try:
         with showing_addresses(), nullcontext() if _C.are_factories_fake() else _real_allocations():

@@ -602,8 +602,10 @@ RecorderOutcome predictRecorderBelowAutograd(const OperatorHandle& op, DispatchK
 }
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  RecordedCall call{op, keys, *stack};
-  call.carryOut(call.decideAboveAutograd());
+  translatingFailures([&] {
+    RecordedCall call{op, keys, *stack};
+    call.carryOut(call.decideAboveAutograd());
+  });
 }
 
 HandlersRecorder handlersRecorder() noexcept {
@@ -612,8 +614,10 @@ HandlersRecorder handlersRecorder() noexcept {
             return (haveDeferred(arguments) || isFactoryOfDeferred(op, arguments)) && !compositeKernelOf(op);
           },
           [](const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-            RecordedCall call{op, keys, *stack};
-            call.carryOut(call.decideBelowAutograd());
+            translatingFailures([&] {
+              RecordedCall call{op, keys, *stack};
+              call.carryOut(call.decideBelowAutograd());
+            });
           }};
 }
 

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <numeric>
 #include <optional>
+#include <typeinfo>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 
+#include "../../fake/calls/errors.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/cuda/fake_cuda.h"
 #include "../../fake/fake.h"
@@ -76,7 +78,8 @@ void checkInputs(const OpNode& node) {
   }
 }
 
-// Adds the operator, and the line that recorded it, to errors.
+// Adds the operator, and the line that recorded it, to errors. PyTorch's general error becomes a MaterializationError;
+// its subclasses, such as ValueError and OutOfMemoryError, stay.
 template <typename Function>
 void naming(const OpNode& node, const Function& run) {
   try {
@@ -84,6 +87,9 @@ void naming(const OpNode& node, const Function& run) {
   } catch (c10::Error& error) {
     error.add_context(c10::str("while replaying `", node.op().operator_name(), "`",
                                node.source().empty() ? "" : ", recorded at ", node.source()));
+    if (typeid(error) == typeid(c10::Error)) {
+      throw MaterializationError{error};
+    }
     throw;
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Types of errors about the limits of fake tensors.
+// Types of the errors of operators on fake and deferred tensors.
 
 #include <cstdint>
 
@@ -28,12 +28,30 @@ class RefusedOnCudaError : public c10::NotImplementedError {
   using c10::NotImplementedError::NotImplementedError;
 };
 
-// C10_THROW_ERROR for the types above. PyTorch's macro only finds types in namespace c10.
+// A deferred tensor cannot be computed.
+class MaterializationError : public c10::Error {
+ public:
+  using c10::Error::Error;
+  explicit MaterializationError(const c10::Error& error) : c10::Error{error} {}
+};
+
+// C10_THROW_ERROR for the types above. PyTorch's macro looks for types in namespace c10.
 #define TORCHEXT_THROW(type, message) throw type({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, message)
 
 // Lets the language raise its own class of error (interpreter.h). Returns if it does not.
 inline void translateError(ErrorKind kind, const c10::Error& error) {
   interpreter().raise(kind, error.what_without_backtrace());
+}
+
+// Calls `run` and translates MaterializationError. For the functions through which a program reads values.
+template <typename Function>
+auto translatingFailures(const Function& run) {
+  try {
+    return run();
+  } catch (const MaterializationError& error) {
+    translateError(ErrorKind::kMaterialization, error);
+    throw;
+  }
 }
 
 }  // namespace torchext

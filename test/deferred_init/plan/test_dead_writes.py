@@ -206,7 +206,7 @@ def test_explanations_and_graphs_mark_dead_operators(tmp_path: Path) -> None:
     assert str(explain(module.weight)).splitlines()[1:] == [
         (
             "%1: float32[2, 2] = aten::uniform_(%0, -0.7071067811865474, 0.7071067811865474)  "
-            "# 4 draws from 0; not run: nobody reads it"
+            "# 4 draws from 0; not run: its results are not read"
         ),
         "%2: float32[2, 2] = aten::normal_(%1)  # 8 draws from 4",
         "return %2",

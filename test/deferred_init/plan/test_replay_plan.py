@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -222,10 +223,18 @@ class TestPeak:
         with track_memory() as memory:
             materialize_tensor(tensor)
         try:
-            measured = memory.peak("cpu").allocated
+            measured = memory.peak_allocated("cpu").allocated
         except ValueError:  # nothing was allocated
             measured = 0
         assert measured == pytest.approx(predicted, rel=0.05, abs=1024)
+
+    def test_is_plain_values_and_an_html_table_too(self) -> None:
+        found = plan(deferred_init(nn.Linear, 4, 4, bias=False))
+        values = json.loads(json.dumps(found.to_dict()))
+        assert (values["peak"], values["written"]) == (found.peak, found.written)
+        assert [one["way"] for one in values["operations"]] == [one.way for one in found]
+        assert values["operations"][1]["operation"]["name"] == "aten::uniform_"
+        assert "<th>memory</th>" in found._repr_html_()
 
     def test_constants_are_counted_once_for_all_that_show_them(self) -> None:
         constant = deferred_init(lambda: torch.tensor([1.0, 2.0, 3.0]))
@@ -238,7 +247,7 @@ class TestPeak:
         predicted = plan(model).peak
         with track_memory() as memory:
             materialize_module(model)
-        measured = memory.peak("cpu").allocated
+        measured = memory.peak_allocated("cpu").allocated
         assert measured == pytest.approx(predicted, rel=0.05)
 
     def test_peak_of_a_shard_is_its_size(self) -> None:
@@ -247,4 +256,4 @@ class TestPeak:
         with track_memory() as memory:
             materialize_tensor(shard)
         assert predicted.peak == shard.nbytes
-        assert memory.peak("cpu").allocated == pytest.approx(predicted.peak, rel=0.05)
+        assert memory.peak_allocated("cpu").allocated == pytest.approx(predicted.peak, rel=0.05)

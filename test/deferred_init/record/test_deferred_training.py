@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, Adagrad, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from torchext import TorchextDeprecationWarning
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
 OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "centered", "maximize", "nesterov")
@@ -154,12 +155,10 @@ class TestState:
     @pytest.mark.parametrize(
         "hand_over",
         [
-            lambda model, optimizer: materialize_module(model, optimizer),
-            lambda model, optimizer: materialize_module(model, [optimizer]),
             lambda model, optimizer: materialize_module(model, optimizer=optimizer),
             lambda model, optimizer: materialize_module(model, False, None, optimizer=[optimizer]),
         ],
-        ids=["positional", "list", "keyword", "keyword list"],
+        ids=["optimizer", "list"],
     )
     def test_of_an_optimizer_that_is_handed_over(self, hand_over: Callable[..., None]) -> None:
         def adopt(model: nn.Module, optimizer: Optimizer) -> None:
@@ -176,7 +175,7 @@ class TestState:
         both = nn.ModuleDict({"model": model})
         both.optimizer = Adagrad(model.parameters())
         copied = copy.deepcopy(both)
-        materialize_module(copied.model)
+        materialize_module(copied.model)  # type: ignore[type-var]
         assert not any(map(is_deferred, values(copied.model, copied.optimizer)))
         assert is_deferred(model)
 
@@ -184,7 +183,7 @@ class TestState:
         model = deferred_init(make_model)
         optimizer = Adagrad(model.parameters())
         materialize_module(model, buffers_only=True)
-        materialize_module(model[0], optimizer)
+        materialize_module(model[0], optimizer=optimizer)
         assert [is_deferred(optimizer.state[parameter]["sum"]) for parameter in model.parameters()] == [
             *(False, False),
             *(True, True),
@@ -269,6 +268,15 @@ class TestGrowingRecordings:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             train(model, optimizer, 301)
+
+
+@pytest.mark.parametrize("pack", [lambda optimizer: optimizer, lambda optimizer: [optimizer]], ids=["one", "list"])
+def test_optimizer_in_second_place_is_deprecated(pack: Callable[[Optimizer], Any]) -> None:
+    model = deferred_init(nn.Linear, 2, 2)
+    optimizer = deferred_init(lambda: AdamW(model.parameters(), lr=torch.tensor(1.0), foreach=False))
+    with pytest.warns(TorchextDeprecationWarning, match=r"use `materialize_module\(module, optimizer=optimizer\)`"):
+        materialize_module(model, pack(optimizer))
+    assert not is_deferred(optimizer.param_groups[0]["lr"])
 
 
 def test_optimizers_in_two_places_are_refused() -> None:

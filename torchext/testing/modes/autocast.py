@@ -25,7 +25,9 @@ def enter(is_control: bool) -> None:
     def __enter__(self: Any) -> Any:
         if torch.compiler.is_compiling() or torch._C._is_torch_function_mode_enabled():
             return original_enter(self)
-        region = amp.autocast(self.device, dtype=self.fast_dtype, enabled=self._enabled, cache=self._cache_enabled)
+        region = amp.autocast(
+            self.device, dtype=self.fast_dtype, enabled=self._enabled, cache_enabled=self._cache_enabled
+        )
         region.__enter__()
         # An object may be entered again while it is open.
         self.__dict__.setdefault("_torchext_regions", []).append(region)

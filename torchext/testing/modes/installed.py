@@ -52,7 +52,8 @@ def _use_fakes() -> None:
 
 
 def _use_deferred() -> None:
-    model = deferred_init(nn.Transformer, 8, 2, 1, 1, 8, trace=True)
+    with deferred_init(trace=True):
+        model = nn.Transformer(8, 2, 1, 1, 8)
     with tracing():
         nn.init.trunc_normal_(model.encoder.layers[0].linear1.weight)
     parameter = next(model.parameters())
