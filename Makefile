@@ -96,8 +96,9 @@ package: $(STATE)/tools ## Build the source distribution and the wheel, and test
 	.ci/package $(PYTHON) build/package
 	$(PYTHON) -m zipfile -e build/package/*.whl build/package/unpacked
 	mkdir -p torchext/lib
-	cp build/package/unpacked/torchext/_C*.so torchext/
-	cp build/package/unpacked/torchext/lib/* torchext/lib/
+	@# Renamed into place, because running processes may have the old libraries mapped.
+	cd build/package/unpacked/torchext && for file in _C*.so lib/*; do \
+	  cp $$file $(CURDIR)/torchext/$$file.new && mv $(CURDIR)/torchext/$$file.new $(CURDIR)/torchext/$$file || exit 1; done
 	@touch $(STATE)/built
 
 wheels: $(STATE)/tools ## Build a wheel for each environment in WHEEL_PYTHONS, and test it in a fresh one
@@ -190,7 +191,7 @@ clean: ## Remove what was built, and .venv
 
 $(STATE)/tools: pyproject.toml $(VENV)
 	@echo "== installing the requirements of the tests and the examples"
-	$(PIP) install 'setuptools>=70.1,<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
+	$(PIP) install 'setuptools>=77,<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/docs: pyproject.toml $(STATE)/tools

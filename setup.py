@@ -110,10 +110,10 @@ def requirements(*, is_compiled: bool) -> list[str]:
     return [f"torch>={named(OLDEST_TORCH)},<{NEWEST_TORCH[0]}.{NEWEST_TORCH[1] + 1}"]
 
 
-def make_build(arguments: list[str]) -> dict[str, object]:
+def make_build() -> dict[str, object]:
     """Return the arguments of `setup()` that need torch."""
     check_platform()
-    check_setuptools(arguments)
+    check_setuptools()
     cpp_extension = import_torch_extension_tools()
     check_compiler()
     return {
@@ -123,5 +123,5 @@ def make_build(arguments: list[str]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    build = make_build(sys.argv[1:]) if need_torch(sys.argv[1:]) else {}
+    build = make_build() if need_torch(sys.argv[1:]) else {}
     setup(version=version(), install_requires=requirements(is_compiled=bool(build)), **build)

@@ -154,7 +154,7 @@ def watch(owner: Any, name: str) -> list[float]:
 def measure_job(shape: str, size: int, tensor: int, repeats: int) -> dict[str, float]:
     """Return the measurements of a job."""
     propagation = watch(ShardingPropagator, "propagate_op_sharding_non_cached")
-    with world(size, size // 2, gpus="H100-80GB"), track_memory() as memory:
+    with world(size, size // 2, gpu="H100-80GB"), track_memory() as memory:
         start = time.perf_counter()
         model = sharded(shape, size, tensor)
         step = make_step(model, torch.zeros(1, SEQUENCE, dtype=torch.int64, device="cuda"))

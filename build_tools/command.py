@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from setuptools import Extension
 
@@ -69,6 +70,13 @@ def make_build_command(cpp_extension: ModuleType) -> type:
             if is_fast and extension.name == LIBRARY:
                 self._compile_together(*self.extensions)
             super().build_extension(extension)
+
+        def copy_file(self, infile: str, outfile: str, *args: Any, **kwargs: Any) -> tuple[str, bool]:
+            """Copy a library under a temporary name and rename it: running processes may have the old one mapped."""
+            part = f"{outfile}.{os.getpid()}"
+            super().copy_file(infile, part, *args, **kwargs)
+            Path(part).replace(outfile)
+            return outfile, True
 
         def _compile_together(self, library: Extension, bindings: Extension) -> None:
             """Compile a header for all files, then the files of both extensions together to keep processors busy."""

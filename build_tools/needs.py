@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
 from importlib.metadata import version
-from importlib.util import find_spec
 from types import ModuleType
 from typing import NoReturn
 
@@ -88,12 +86,11 @@ def check_compiler() -> None:
         )
 
 
-def check_setuptools(arguments: Iterable[str]) -> None:
-    """End the installation if it builds a wheel, as by pip, and setuptools cannot."""
+def check_setuptools() -> None:
+    """End the installation if setuptools is too old to read the license expression in pyproject.toml."""
     installed = version("setuptools")
-    makes_wheel = {"bdist_wheel", "dist_info", "editable_wheel"} & set(arguments)
-    if makes_wheel and minor_release(installed) < (70, 1) and find_spec("wheel") is None:
+    if minor_release(installed) < (77, 0):
         sys.exit(
-            f"torchext is built by setuptools 70.1 or later, but setuptools {installed} is installed, which cannot "
-            "build wheels without the package wheel: type `pip install 'setuptools>=70.1,<82' ninja`"
+            f"torchext is built with setuptools 77 or later, but setuptools {installed} is installed: type "
+            "`pip install 'setuptools>=77,<82' ninja`"
         )

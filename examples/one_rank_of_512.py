@@ -91,15 +91,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     options = parser.parse_args()
 
-    with world(512, options.rank, gpus="H100-80GB") as job, track_memory() as memory:
+    with world(512, options.rank, gpu="H100-80GB") as job, track_memory() as memory:
         train(options.layers, job.size)
 
     print(memory.report(largest=5))
-    print("\ncollectives             group            calls    given (MiB)  received (MiB)")
+    print("\ncollectives             group            calls     sent (MiB)  received (MiB)")
     for row in job.summary():
-        given, received = row.bytes_in / 2**20, row.bytes_out / 2**20
+        sent, received = row.bytes_sent / 2**20, row.bytes_received / 2**20
         print(
-            f"{row.operator:<23} {row.group:<6} of {row.group_size:<6} {row.calls:>6} {given:>14.1f} {received:>15.1f}"
+            f"{row.operator:<23} {row.group:<6} of {row.group_size:<6} {row.calls:>6} {sent:>14.1f} {received:>15.1f}"
         )
 
 

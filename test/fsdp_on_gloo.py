@@ -95,7 +95,7 @@ def assert_fakes_hold_as_much(**options: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     with letting_gloo_forget():
         real = held_bytes(size, **options)
-    with without_group(), world(size, rank, gpus=None):
+    with without_group(), world(size, rank, gpu=None):
         fake = held_bytes(size, **options)
     for of_fakes, of_real in zip(fake, real, strict=True):
         besides = [of_real[1] - of_fakes[1] - freed for freed in FREED_BY_GLOO]

@@ -1,4 +1,4 @@
-"""`python -m torchext.checkpoint`: written files, output, and exit codes."""
+"""`torchext checkpoint`: the files that it writes, its messages, and its exit codes."""
 
 from __future__ import annotations
 
@@ -87,26 +87,35 @@ def test_plan_reports_all_and_writes_nothing(module: str, tmp_path: Path, capsys
     told = capsys.readouterr().out
     assert "model-00001-of-00002.safetensors  2 tensors  16.4 KiB\n" in told
     assert "model.safetensors.index.json\n" in told
-    for row in ("in all ", "memory ", "computing ", "writing ", "predicted "):
+    for row in ("total ", "memory ", "computing ", "writing ", "predicted "):
         assert row in told
     assert not (tmp_path / "out").exists()
 
 
 # The arguments, and the message.
 MISUSES = {
-    "nothing to construct": ([], "either MODULE:FUNCTION or --hf FOLDER says what to construct"),
-    "both": (["x:y", "--hf", "z"], "either MODULE:FUNCTION or --hf FOLDER says what to construct"),
-    "no function": (["{module}"], "was expected to be MODULE:FUNCTION"),
-    "unknown module": (["no_such_module:build"], "there is no module 'no_such_module'"),
-    "unknown function": (["{module}:nope"], "there is no 'nope' in"),
-    "not a function": (["{module}:number"], "was expected to be a function or a class, but it is a int"),
-    "nothing deferred": (["{module}:made_before"], "nothing that '{module}:made_before' returned is deferred"),
-    "no module": (["{module}:a_number"], "was expected to return a module or a state dict, but returned a int"),
-    "unknown dtype": (["{module}:build", "--dtype", "float12"], "--dtype float12 is not a dtype of PyTorch"),
-    "no size": (["{module}:build", "--max-memory", "much"], "`--max-memory` expects a size such as"),
-    "no workers": (["{module}:build", "--workers", "0"], "--workers was expected to be at least 1"),
-    "an order of arguments": (["{module}:build", "--args", "width=3", "4"], "--args has '4' after one with a name"),
-    "no config": (["--hf", "/no/such/folder"], "there is no config.json in '/no/such/folder'"),
+    "nothing to construct": ([], "give the model to construct: either MODULE:FUNCTION or --hf FOLDER"),
+    "both": (["x:y", "--hf", "z"], "give the model to construct: either MODULE:FUNCTION or --hf FOLDER"),
+    "no function": (["{module}"], "expected MODULE:FUNCTION, as in"),
+    "unknown module": (["no_such_module:build"], "the module 'no_such_module' does not exist"),
+    "unknown function": (["{module}:nope"], "has no attribute 'nope'"),
+    "not a function": (["{module}:number"], "expected a function or a class, got an object of type int"),
+    "nothing deferred": (["{module}:made_before"], "'{module}:made_before' returned no deferred tensor"),
+    "no module": (["{module}:a_number"], "expected a module or a state dict as the result, got an object of type int"),
+    "unknown dtype": (
+        ["{module}:build", "--dtype", "float12"],
+        "expected a dtype of PyTorch such as bfloat16, got 'float12'. Did you mean float32",
+    ),
+    "no size": (["{module}:build", "--max-memory", "much"], "`--max-memory` takes a size such as"),
+    "no workers": (["{module}:build", "--workers", "0"], "--workers: expected at least 1, got 0"),
+    "an order of arguments": (
+        ["{module}:build", "--args", "width=3", "4"],
+        "the positional value '4' follows a NAME=VALUE",
+    ),
+    "a module with a typo": (["mat:build"], "the module 'mat' does not exist. Did you mean math"),
+    "a function with a typo": (["{module}:biuld"], "has no attribute 'biuld'. Did you mean build?"),
+    "a function after --args": (["--args", "3", "{module}:build"], "give MODULE:FUNCTION before --args"),
+    "no config": (["--hf", "/no/such/folder"], "--hf: '/no/such/folder' has no config.json"),
 }
 
 
@@ -119,6 +128,28 @@ def test_misuse_has_clear_errors(name: str, module: str, tmp_path: Path, capsys:
     assert message.replace("{module}", module) in told
     assert "Traceback" not in told
     assert not (tmp_path / "out").exists()
+
+
+def test_plan_needs_no_folder_and_writes_json(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main([f"{module}:build", "--plan", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["command"]) == (1, "checkpoint")
+    assert found["plan"]["files"][0]["name"] == "model.safetensors"
+    assert found["plan"]["bytes"] == found["plan"]["files"][0]["bytes"] > 4 * 2 * (64 * 64 + 64)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_files_are_listed_as_json(module: str, tmp_path: Path) -> None:
+    target = tmp_path / "written.json"
+    assert main([f"{module}:build", "--out", str(tmp_path / "out"), "--quiet", "--json", str(target)]) == 0
+    found = json.loads(target.read_text())
+    assert found["folder"] == str(tmp_path / "out")
+    written = tmp_path / "out" / "model.safetensors"
+    assert found["files"] == [{"name": written.name, "bytes": written.stat().st_size}]
 
 
 def test_program_that_does_not_fit_has_a_separate_exit_code(

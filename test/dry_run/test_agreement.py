@@ -18,7 +18,7 @@ SIZE, RANK = 8, 3
 
 @pytest.fixture
 def job() -> Iterator[World]:
-    with world(SIZE, RANK, gpus="A100-40GB", values="assume") as job:
+    with world(SIZE, RANK, gpu="A100-40GB", values="assume") as job:
         yield job
 
 
@@ -86,7 +86,7 @@ def test_result_is_that_of_equal_processes(name: str, job: World) -> None:
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("name", CALLS)
 def test_result_is_unknown_where_nothing_is_assumed(name: str) -> None:
-    with world(SIZE, RANK, gpus="A100-40GB", values="raise"), pytest.raises((DataDependentError, RuntimeError)):
+    with world(SIZE, RANK, gpu="A100-40GB", values="raise"), pytest.raises((DataDependentError, RuntimeError)):
         CALLS[name][0]()
 
 

@@ -1,7 +1,8 @@
-"""`python -m torchext.dry_run`: programs run unmodified, and the exit code and the report state their requirements."""
+"""`torchext dry-run`: programs run unmodified; exit codes, text, HTML and JSON reports, and errors in arguments."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -101,7 +102,7 @@ def test_report_has_the_memory_of_the_host_and_the_policies(command: Command, ma
     assert ended.code == 0
     assert re.search(r"^  cpu +4.00 MiB +4.00 MiB *$", ended.out, re.MULTILINE)
     assert re.search(r"^  pinned +1.00 MiB +1.00 MiB *$", ended.out, re.MULTILINE)
-    assert f"Sizes stand on masks={masks}: see --values for other policies." in ended.out
+    assert f"Sizes depend on masks={masks}: see --values for other policies." in ended.out
     assert f"{4096 if masks == 'all' else 2048} of 4096 elements" in ended.out
 
 
@@ -166,7 +167,7 @@ def test_out_of_memory_that_the_program_handles_fits(command: Command) -> None:
 
 @pytest.mark.parametrize(
     ("failure", "code"),
-    [("torch.empty(1 << 40, device='cuda')", 3), ("raise ValueError('after the steps')", 1), ("sys.exit(7)", 7)],
+    [("torch.empty(1 << 40, device='cuda')", 3), ("raise ValueError('after the steps')", 1), ("sys.exit(7)", 1)],
 )
 def test_code_after_the_steps_does_not_count(command: Command, failure: str, code: int) -> None:
     """Neither the step that counts operations nor code after the last optimizer call is part of the run."""
@@ -180,18 +181,19 @@ def test_code_after_the_steps_does_not_count(command: Command, failure: str, cod
 def test_errors_of_the_program_are_shown(command: Command) -> None:
     ended = command("def train():\n    raise ValueError('no data')\ntrain()")
     assert ended.code == 1
-    assert "rank 0 of 1: the program has failed, 0 of 2 steps" in ended.out
+    assert "rank 0 of 1: the program failed, 0 of 2 steps" in ended.out
     assert re.search(r'File ".*train.py", line 2, in train.*ValueError: no data', ended.err, re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    ("argument", "code"), [("0", 4), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 4), ("256", 1), ("False", 4)]
+    ("argument", "shown"),
+    [("0", 0), ("3", 3), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 0), ("256", 256), ("False", 0)],
 )
-def test_exit_code_of_the_program_is_passed_on(command: Command, argument: str, code: int) -> None:
+def test_exit_code_of_the_program_is_printed(command: Command, argument: str, shown: int) -> None:
     ended = command(f"import sys; sys.exit({argument})")
-    assert ended.code == code
+    assert ended.code == (1 if shown else 4)
     first = ended.out.partition("\n")[0]
-    assert ("ended after 0 of 2 steps" if code == 4 else "the program has ended with code") in first
+    assert (f"the program exited with code {shown}, 0 of 2" if shown else "ended after 0 of 2 steps") in first
     assert "fits" not in ended.out
 
 
@@ -255,7 +257,7 @@ def test_values_that_do_not_exist_are_assumed_and_listed(command: Command) -> No
     assert re.search(
         r"^rank 0 of 1: fits, 2 of 2 steps in [\d.]+ s, assuming 2 truth values, 2 numbers$", ended.out, re.M
     )
-    values = ended.out.partition("Values that do not exist")[2]
+    values = ended.out.partition("Reads of values that do not exist")[2]
     assert re.search(r"2 +0\.125 +\S*train.py:11 in <module> +\S*train.py:11", values)
     assert re.search(r"2 +True +\S*train.py:12 in <module> +\S*train.py:12", values)
     assert "_ops.py" not in values, "the mode that counts operations is no reader"
@@ -274,11 +276,11 @@ def test_error_after_values_that_do_not_exist_names_the_last_of_them(command: Co
     )
     assert ended.code == 1
     assert re.search(
-        r"sum exactly to 8.*told values .* by Tensor.tolist at \S*train.py:3 in <module>: \[0, 0\]. If sizes",
+        r"sum exactly to 8.*read assumed values.* with Tensor.tolist at \S*train.py:3 in <module>: \[0, 0\]. If sizes",
         ended.err,
         re.DOTALL,
     )
-    assert "told values" not in command("raise ValueError('no data')").err
+    assert "assumed values" not in command("raise ValueError('no data')").err
 
 
 def test_program_without_launcher_trains_alone(command: Command) -> None:
@@ -528,27 +530,97 @@ def test_report_is_one_page_that_needs_nothing_else(command: Command, tmp_path: 
     assert not re.search(r"""(src|href)=["']?(https?:|//|\w+\.(js|css))|@import|url\(""", page)
 
 
+def test_json_has_all_of_the_report(command: Command, tmp_path: Path) -> None:
+    ended = command(READS, "--steps", "3", "--world-size", "2", "--rank", "all", "--json", "report.json", "--quiet")
+    assert ended.code == 0, ended.err
+    assert "[dry run]" not in ended.err
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert {name: found[name] for name in ("schema", "command", "world_size", "exit_code", "interrupted")} == {
+        "schema": 1,
+        "command": "dry-run",
+        "world_size": 2,
+        "exit_code": 0,
+        "interrupted": False,
+    }
+    assert found["program"] == ["train.py"]
+    assert found["versions"]["torch"] == torch.__version__
+    assert (found["gpu"]["name"], found["gpu"]["count"]) == ("NVIDIA H100 80GB HBM3", 2)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    rank = found["ranks"][0]
+    assert (rank["outcome"], rank["unit"], rank["requested"], rank["completed"]) == ("fits", "step", 3, 3)
+    assert rank["flops"] > 0
+    assert [value["answer"] for value in rank["values"]] == ["0.125", "True"]
+    device = rank["devices"][0]
+    assert device["device"] == "cuda:0"
+    assert device["total"] - device["peak_reserved"] == device["headroom"]
+    assert sum(device["categories"].values()) == device["peak_allocated"]
+    assert sum(device["modules"].values()) == device["peak_allocated"]
+    assert any("train.py:4 in <module>" in line for line in device["lines"])
+
+
+def test_json_on_stdout_is_alone_there(fresh_command: Command) -> None:
+    ended = fresh_command("print('of the program'); import sys; sys.exit(3)", "--json", "-", "--to-end")
+    assert ended.code == 1
+    found = json.loads(ended.out)["ranks"][0]
+    assert (found["outcome"], found["program_exit_code"]) == ("failed", 3)
+    assert "of the program\n" in ended.err
+    assert "rank 0 of 1: the program exited with code 3, 0 steps" in ended.err
+
+
+def test_collectives_in_json_have_phases_and_bytes(command: Command, tmp_path: Path) -> None:
+    program = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("nccl")
+        dist.all_reduce(torch.ones(4, device="cuda"))
+    """
+    assert command(program, "--to-end", "--world-size", "8", "--json", "report.json").code == 0
+    [row] = json.loads((tmp_path / "report.json").read_text())["ranks"][0]["collectives"]
+    assert (row["operator"], row["group_size"], row["bytes_sent"], row["bytes_received"]) == ("allreduce", 8, 16, 16)
+    assert row["phase"] == "construction"
+
+
+def test_each_rank_reports_when_it_is_done(command: Command) -> None:
+    ended = command(TRAIN, "--world-size", "2", "--rank", "all", "--no-flops")
+    assert re.findall(r"^\[dry run\] rank (\d): done, fits, 2 of 2 steps in [\d.]+ s$", ended.err, re.M) == ["0", "1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--world-size", "4", "--rank", "4", "--", "train.py"], r"a job of 4 has the ranks 0 to 3"),
         (["--world-size", "4", "--rank", "0,2-5", "--", "train.py"], r"a job of 4 has the ranks 0 to 3; got '0,2-5'"),
         (["--world-size", "4", "--rank", "3-1", "--", "train.py"], r"a job of 4 has the ranks 0 to 3; got '3-1'"),
-        (["--forwards", "0", "--", "train.py"], r"--steps and --forwards: at least 1"),
+        (["--forwards", "0", "--", "train.py"], r"--forwards: expected at least 1, got 0"),
         (["--steps", "1", "--forwards", "1", "--", "train.py"], r"not allowed with argument --steps"),
-        (["--per-node", "0", "--", "train.py"], r"--per-node: at least 1"),
+        (["--per-node", "0", "--", "train.py"], r"--per-node: expected at least 1, got 0"),
         (["--", "python", "-c", "pass"], r"-c: expected a script, or -m and a module, after python"),
         (["--rank", "1", "--", "train.py"], r"a job of 1 has the ranks 0 to 0"),
-        (["--world-size", "0", "--", "train.py"], r"--world-size: at least 1"),
-        (["--steps", "0", "--", "train.py"], r"--steps and --forwards: at least 1"),
-        (["--gpu", "H100-81GB", "--", "train.py"], r"H100-81GB"),
+        (["--world-size", "0", "--", "train.py"], r"--world-size: expected at least 1, got 0"),
+        (["--steps", "0", "--", "train.py"], r"--steps: expected at least 1, got 0"),
+        (
+            ["--gpu", "H100-81GB", "--", "train.py"],
+            r"--gpu: Unknown GPU 'H100-81GB'. Did you mean H100-80GB.* pass its memory with --gpu-memory GIB",
+        ),
         (["--rank", "0;1", "--", "train.py"], r"expected ranks such as 0,8-15, or all, or stages; got '0;1'"),
-        (["--steps", "2"], r"which program\? Give it after --"),
+        (["--rank", "a", "--", "train.py"], r"--rank: expected ranks such as 0,8-15, or all, or stages; got 'a'$"),
+        (["--rank", "stage", "--", "train.py"], r"got 'stage'. Did you mean stages\?"),
+        (["--report", "missing/r.html", "--", "train.py"], r"argument --report: the folder 'missing' does not exist"),
+        (["--json", "missing/r.json", "--", "train.py"], r"argument --json: the folder 'missing' does not exist"),
+        (["--", "no_such_script.py"], r"error: the script 'no_such_script.py' does not exist$"),
+        (["--", "-m", "no_such_module.train"], r"error: the module 'no_such_module.train' does not exist$"),
+        (["--gpu", "H99", "--", "train.py"], r"Known models: A100-40GB.*pass its memory with --gpu-memory GIB"),
+        (["--steps", "2"], r"the program is missing: give it after --"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert re.search(message, capsys.readouterr().err)
@@ -812,7 +884,7 @@ def test_stages_are_the_ranks_that_exchange_messages(command: Command) -> None:
         ([{"made": 2}, {"made": 3}], 0),
         ([{"made": 2}, {"made": 1}], 4),
         ([{"made": 1}, {"made": 2, "out_of_memory": "x"}], 3),
-        ([{"made": 2, "out_of_memory": "x"}, {"exit_code": 7}], 7),
+        ([{"made": 2, "out_of_memory": "x"}, {"exit_code": 7}], 1),
         ([{"made": 2, "out_of_memory": "x"}, {"exit_code": 512}], 1),
         ([{"exit_code": 7}, {"error": "x"}], 1),
     ],
@@ -861,10 +933,40 @@ time.sleep(600)
         words = line.split()
     command.send_signal(number)
     command.communicate(timeout=60)
-    assert command.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    assert command.returncode == (143 if number == signal.SIGTERM else 130)
     assert not list(temporary.iterdir())
     assert not (tmp_path / "written").exists()
     assert not [process for process in words[:-1] if Path("/proc", process, "exe").exists()]
+
+
+def test_interrupt_reports_the_ranks_that_are_finished(tmp_path: Path) -> None:
+    script, target = tmp_path / "train.py", tmp_path / "report.json"
+    script.write_text("""
+import os, time
+if os.environ["RANK"] == "1":
+    open("/dev/stderr", "w").write("started\\n")
+    time.sleep(600)
+""")
+    options = ["--world-size", "2", "--rank", "all", "--to-end", "--no-flops", "--json", str(target)]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "torchext", "dry-run", *options, "--", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert command.stderr is not None
+    while "started" not in (line := command.stderr.readline()):
+        assert line, "rank 1 has not started"
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert "rank 0 of 2: fits, 0 steps to its end" in out
+    assert "interrupted; finished ranks: 0\n" in err
+    found = json.loads(target.read_text())
+    assert (found["interrupted"], [rank["rank"] for rank in found["ranks"]]) == (True, [0])
 
 
 def test_c_library_that_reads_a_fake_ends_the_process_with_a_reason(command: Command) -> None:
@@ -875,7 +977,7 @@ def test_c_library_that_reads_a_fake_ends_the_process_with_a_reason(command: Com
         """
     )
     assert ended.code == 1
-    assert "There is no memory at the address of a fake tensor" in ended.err
+    assert "The address of a fake tensor has no memory" in ended.err
 
 
 def test_scalars_on_the_gpu_become_elements_of_tensors(command: Command) -> None:

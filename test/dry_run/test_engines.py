@@ -51,15 +51,15 @@ def test_engine_trains_on_gpus(name: str, rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 37, 63])
 @pytest.mark.parametrize("name", [name for name in STEPS if name not in ON_GPUS_ONLY])
 def test_engine_trains_on_cpus(name: str, rank: int) -> None:
-    with world(64, rank, gpus=None) as job:
+    with world(64, rank, gpu=None) as job:
         STEPS[name](job, "cpu")
     assert job.collectives
 
 
 def test_stage_without_shapes_is_refused() -> None:
     """Its neighbors, which would send them, do not exist."""
-    needs_them = "requires dynamic shape inference|returns what rank 0 of the group sends"
-    with world(4, 1, gpus=None) as job:
+    needs_them = "requires dynamic shape inference|returns objects of rank 0 of the group"
+    with world(4, 1, gpu=None) as job:
         stage = PipelineStage(nn.Linear(4, 4), job.rank, job.size, torch.device("cpu"))
         with pytest.raises(RuntimeError, match=needs_them):
             ScheduleGPipe(stage, n_microbatches=2).step(target=torch.zeros(2, 4))

@@ -101,7 +101,7 @@ def run(tmp_path: Path, program: str, packages: dict[str, str]) -> list[Any]:
         import json, runpy
         from torchext.dry_run import world
         from torchext.memory import track_memory
-        with world(8, 3) as job, track_memory():
+        with world(8, 3, values="raise") as job, track_memory():
             runpy.run_path("program.py")
         print(json.dumps(job.remarks))
     """
@@ -126,7 +126,7 @@ report(grids=grids, allocated=torch.cuda.memory_allocated(3))
     )
     said, remarks = run(tmp_path, program, TRITON)
     assert said == {"grids": [1256] * 3, "allocated": 2 * 4096}
-    assert remarks == ["Kernels of Triton were launched and not run, so what they write has no values: 4 x scale."]
+    assert remarks == ["Triton kernels were launched but not run, so their results have no values: 4 x scale."]
 
 
 def test_launch_makes_known_values_of_its_arguments_unknown(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_paged_memory_is_refused(tmp_path: Path) -> None:
             print(json.dumps(str(error)))
     """
     said, _ = run(tmp_path, program, packages)
-    assert "Use the optimizer that is not paged, such as AdamW8bit" in said
+    assert "Use the optimizer without paging, such as AdamW8bit" in said
 
 
 def test_rank_that_checks_its_modules_against_rank_0_agrees(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_rank_that_checks_its_modules_against_rank_0_agrees(tmp_path: Path) -> N
         from deepspeed.runtime.zero.utils import assert_ints_same_as_other_ranks
         from torchext.dry_run.current import current
         assert_ints_same_as_other_ranks([3, 1, 2])
-        print(json.dumps([(c.operator, c.bytes_in) for c in current().recorder.collectives]))
+        print(json.dumps([(c.operator, c.bytes_sent) for c in current().recorder.collectives]))
     """
     sent, _ = run(tmp_path, program, packages)
     assert sent == [["broadcast", 8], ["broadcast", 24]]

@@ -124,7 +124,7 @@ def test_launchers_are_understood(line: str, expected: Launch) -> None:
         ("deepspeed --hostfile mixed train.py", r"the same number of GPUs, got \[8, 4\]"),
         (
             "accelerate launch --num_processes 1 --mpirun train.py",
-            "it would start mpirun, whose arguments are not understood",
+            "it would start mpirun, whose arguments a dry run cannot read",
         ),
     ],
 )

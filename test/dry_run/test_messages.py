@@ -101,7 +101,7 @@ def test_requested_rank_has_only_its_report(run: Callable[..., Ended]) -> None:
     assert re.findall(r"^rank (\d) of 4: (.*) in", ended.out, re.MULTILINE) == [("2", "fits, 0 steps to its end")]
     assert re.findall("RANK.*", ended.out) == ["RANK 2 [3, 3]"], "what the ranks before it print is not of its run"
     assert ended.err.count("started, because") == 2
-    assert "taken from dry runs of the ranks that send them: 1 of rank 1" in ended.out
+    assert "received from dry runs of other ranks: 1 from rank 1" in ended.out
 
 
 def test_single_rank_reports_the_assumptions(run: Callable[..., Ended]) -> None:
@@ -330,12 +330,12 @@ def test_objects_that_are_refused_are_not_reported_as_assumed() -> None:
     theirs.send(Missing(OTHER, "Rank 1 has ended."))
     theirs.send(Missing(OTHER, "Rank 1 has ended."))
     with job:
-        with pytest.raises(RuntimeError, match=r"recv_object_list\(\) returns what rank 1 of the group sends"):
+        with pytest.raises(RuntimeError, match=r"recv_object_list\(\) returns objects of rank 1 of the group"):
             dist.recv_object_list([None], 1)
         assert not job.remarks
         dist.recv(torch.zeros(1, dtype=torch.int64, device="cuda"), 1)
         assert len(job.remarks) == 1
-        assert "Rank 1 has ended. What the program reads of it is assumed (" in job.remarks[0]
+        assert "Rank 1 has ended. Its values are assumed (" in job.remarks[0]
 
 
 @pytest.mark.parametrize("numbers", [[], [0]], ids=["no_numbers", "zero"])
@@ -360,8 +360,8 @@ def test_program_that_waits_for_itself_is_refused(run: Callable[..., Ended]) -> 
     ended = run(program, 3, "0")
     assert ended.code == 1
     assert re.search(
-        r"Ranks wait for each other, as they would in a job: rank \d waits at .*train.py:7 in <module> for what rank "
-        r"\d sends, and rank .*Have one of them send before it receives, or use --alone",
+        r"Ranks wait for each other, as they would in a job: rank \d waits at .*train.py:7 in <module> for a message "
+        r"from rank \d, and rank .*Change one of them to send before it receives, or use --alone",
         ended.err,
     )
 
@@ -376,7 +376,7 @@ def test_message_of_another_size_is_refused(run: Callable[..., Ended]) -> None:
     )
     ended = run(program, 2, "1")
     assert ended.code == 1
-    assert "Rank 0 sends [2] torch.int64, 16 bytes, and the receiver has [3] torch.int64, 24 bytes" in ended.err
+    assert "Rank 0 sends [2] torch.int64, 16 bytes, but the receiver expects [3] torch.int64, 24 bytes" in ended.err
 
 
 def test_activations_of_another_size_are_reported_when_both_ranks_have_run(
@@ -392,14 +392,14 @@ def test_activations_of_another_size_are_reported_when_both_ranks_have_run(
     assert run(program, 2, "1").code == 0, "nothing waits for the sender"
     ended = run(program, 2, "all", "--to-end", "--report", "report.html")
     assert ended.code == 1
-    mismatch = "Rank 0 sends [200] torch.float32, 800 bytes, and the receiver has [201] torch.float32"
+    mismatch = "Rank 0 sends [200] torch.float32, 800 bytes, but the receiver expects [201] torch.float32"
     assert ended.out.count(mismatch) == 1
     assert re.findall(r"^rank (\d) of 2: (.*), 0 steps", ended.out, re.MULTILINE) == [
         ("0", "fits"),
-        ("1", "the program has failed"),
+        ("1", "the program failed"),
     ]
     page = (tmp_path / "report.html").read_text()
-    assert page.count(mismatch) == page.count("the program has failed") == 2, "when the page is made both have run"
+    assert page.count(mismatch) == page.count("the program failed") == 2, "when the page is made both have run"
 
 
 @pytest.mark.parametrize(
@@ -407,9 +407,9 @@ def test_activations_of_another_size_are_reported_when_both_ranks_have_run(
     [
         (
             "torch.randn(1, device='cuda').item(); raise ValueError('no data')",
-            "has failed in its dry run: ValueError: no data.",
+            "failed in its dry run: ValueError: no data.",
         ),
-        ("sys.exit()", "has ended without sending"),
+        ("sys.exit()", "ended without sending"),
     ],
 )
 def test_sender_that_sends_nothing_is_named(run: Callable[..., Ended], failure: str, reason: str) -> None:
@@ -431,7 +431,7 @@ def test_sender_that_sends_nothing_is_named(run: Callable[..., Ended], failure: 
     assert f"Rank 0, which sends what this rank receives, {reason}" in ended.out.replace(
         "Rank 0 has", "Rank 0, which sends what this rank receives, has"
     )
-    assert "recv_object_list() returns what rank 0 of the group sends." in ended.err
+    assert "recv_object_list() returns objects of rank 0 of the group." in ended.err
 
 
 def test_broadcast_into_placeholders_gets_the_objects_of_the_root(run: Callable[..., Ended]) -> None:

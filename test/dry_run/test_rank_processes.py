@@ -40,7 +40,7 @@ def awaited(receiver: int, sender: int) -> Awaited:
 @pytest.fixture
 def job() -> RankProcesses:
     unused: Any = None
-    return RankProcesses(argparse.Namespace(), unused, unused, Goal())
+    return RankProcesses(argparse.Namespace(json=None), unused, unused, Goal())
 
 
 def add(job: RankProcesses, number: int, waits_for: int | None = None, report: RankReport | None = None) -> StubRank:
@@ -59,7 +59,7 @@ def test_rank_that_waits_for_a_cycle_is_not_part_of_it(job: RankProcesses) -> No
         found = job._answer(awaited(number, other))
         assert isinstance(found, Missing)
         assert found.reason == CYCLE
-        assert f"rank {number} waits at line {number} for what rank {other} sends" in found.text
+        assert f"rank {number} waits at line {number} for a message from rank {other}" in found.text
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,19 @@ def test_rank_that_waits_for_a_cycle_is_not_part_of_it(job: RankProcesses) -> No
                 1, error="Traceback\nValueError: no data\nand what may explain it", reason="ValueError: no data"
             ),
             OTHER,
-            "has failed in its dry run: ValueError: no data.",
+            "failed in its dry run: ValueError: no data.",
         ),
         (
             RankReport(1, out_of_memory="CUDA out of memory. Tried to allocate 4 GiB.\nSee documentation"),
             OTHER,
-            "has run out of memory in its dry run: CUDA out of memory. Tried to allocate 4 GiB.",
+            "ran out of memory in its dry run: CUDA out of memory. Tried to allocate 4 GiB.",
         ),
-        (RankReport(1, made=2, out_of_memory="CUDA out of memory"), FINISHED, "Rank 1 has made enough."),
-        (RankReport(1), OTHER, "Rank 1 has ended without sending what this rank receives."),
+        (
+            RankReport(1, made=2, out_of_memory="CUDA out of memory"),
+            FINISHED,
+            "Rank 1, the sender, has already reached its goal.",
+        ),
+        (RankReport(1), OTHER, "Rank 1, the sender, ended without sending the message."),
     ],
     ids=["failed", "out_of_memory", "finished", "ended"],
 )
@@ -156,7 +160,7 @@ def test_process_that_does_not_end_is_killed(start: Callable[[], ChildProcess]) 
 
 
 def test_output_of_a_rank_is_decoded_across_reads(capfd: pytest.CaptureFixture[str]) -> None:
-    rank = _Rank(RankProcesses(argparse.Namespace(), *[None] * 3), 0, is_shown=False)  # type: ignore[arg-type]
+    rank = _Rank(RankProcesses(argparse.Namespace(json=None), *[None] * 3), 0, is_shown=False)  # type: ignore[arg-type]
     assert rank._output is not None
     for part in ("5 °C".encode()[:3], "5 °C".encode()[3:], b" \xe2"):
         os.write(rank._output[0].fileno(), part)

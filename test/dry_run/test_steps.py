@@ -12,8 +12,8 @@ from textwrap import indent
 import pytest
 
 from torchext.dry_run import world
-from torchext.dry_run.pages import page_of, text_of
 from torchext.dry_run.progress import FORWARD, STEP, Goal
+from torchext.dry_run.reports import html_report, text_report
 from torchext.dry_run.running import RankReport, run_rank
 from torchext.dry_run.steps import PATIENCE
 from torchext.fake.gpus import FakeGPU
@@ -64,7 +64,7 @@ def source_of(program: Program, count: int) -> str:
 def peak_of(source: str) -> int:
     """Return the peak memory of the program without counting steps."""
     gc.collect()
-    with world(1, gpus=GPU, backend=None, values="assume", is_launched=False), track_memory() as memory:
+    with world(1, gpu=GPU, backend=None, values="assume", is_launched=False), track_memory() as memory:
         exec(source, {})
     return memory.peak_allocated().allocated
 
@@ -105,7 +105,7 @@ def test_floating_point_operations_are_those_of_one_whole_step(run: Run, name: s
     [
         ("raise ValueError('after the steps')", "ValueError: after the steps"),
         ("raise SystemExit(7)", "SystemExit: 7"),
-        ("break", "the program has ended within the step that was to be counted"),
+        ("break", "the program ended within the additional step"),
     ],
 )
 def test_report_gives_the_reason_for_uncounted_operations(run: Run, ending: str, why: str) -> None:
@@ -117,22 +117,22 @@ def test_report_gives_the_reason_for_uncounted_operations(run: Run, ending: str,
     )
     assert (report.made, report.exit_code, report.error) == (2, 0, "")
     assert (report.flops, report.flops_error) == (None, why)
-    assert f"The floating-point operations were not counted: {why}." in text_of(report, 1)
+    assert f"The floating-point operations were not counted: {why}." in text_report(report, 1)
 
 
 @pytest.mark.parametrize(
     ("goal", "steps", "why"),
     [
-        (Goal(STEP, None), 2, "a program that runs to its own end makes no further step that could be counted"),
-        (Goal(STEP, 5), 2, "they are those of one more step than are asked for, and the program has made fewer"),
-        (Goal(STEP, 2), 2, "the program has ended within the step that was to be counted"),
+        (Goal(STEP, None), 2, "with --to-end the program makes no additional step to count"),
+        (Goal(STEP, 5), 2, "counting needs one more step than requested, and the program made fewer"),
+        (Goal(STEP, 2), 2, "the program ended within the additional step"),
     ],
     ids=["to its end", "too few", "no further step"],
 )
 def test_report_names_the_program_without_a_countable_step(run: Run, goal: Goal, steps: int, why: str) -> None:
     report = run(source_of(PROGRAMS["plain"], steps), goal, counts_flops=True)
     assert (report.flops, report.flops_error) == (None, why)
-    assert f"The floating-point operations were not counted: {why}." in text_of(report, 1)
+    assert f"The floating-point operations were not counted: {why}." in text_report(report, 1)
 
 
 def test_generator_that_steps_first_has_all_networks_in_a_step(run: Run) -> None:
@@ -172,12 +172,12 @@ def test_program_without_steps_is_distinguished_from_one_that_fits(run: Run) -> 
     by_hand = "for p in model.parameters(): p.data.sub_(p.grad); p.grad = None"
     program = Program("model = net(256, 512)", f"model(batch()).sum().backward()\n{by_hand}", 0, 0)
     report = run(source_of(program, 3), Goal(STEP, 2))
-    first, second = text_of(report, 1).splitlines()[:2]
+    first, second = text_report(report, 1).splitlines()[:2]
     assert re.search(r"^rank 0 of 1: ended after 0 of 2 steps in [\d.]+ s$", first)
-    assert "ended by itself after 3 forward passes and 3 backward passes" in second
+    assert "The program ended after 3 forward passes and 3 backward passes" in second
     assert "torch.optim.Optimizer. Use --forwards N" in second
     assert "fits" not in first + second
-    assert "class=fails>rank 0 of 1: ended after 0 of 2 steps" in page_of([report], 1, "")
+    assert "class=fails>rank 0 of 1: ended after 0 of 2 steps" in html_report([report], 1, "")
 
 
 def test_endless_loop_in_which_no_optimizer_is_called_is_ended(
@@ -188,7 +188,7 @@ def test_endless_loop_in_which_no_optimizer_is_called_is_ended(
     skipping = "model(batch()).sum().backward(); optimizer.zero_grad()\nif i == 0: optimizer.step()"
     report = run(source_of(program._replace(loop=skipping), 1000), Goal(STEP, 2))
     assert (report.made, report.backwards) == (1, 52)
-    assert "5 backward passes without a call of an optimizer; the run ends after 50" in capfd.readouterr().err
+    assert "5 backward passes without an optimizer call; the run ends after 50" in capfd.readouterr().err
 
 
 SERVER = """
@@ -217,19 +217,19 @@ def test_server_is_ended_after_its_forward_passes(run: Run) -> None:
     assert (
         cache <= sum(report.peaks[0].by_category.values()) - report.peaks[0].by_category["workspaces"] < cache + 2**22
     )
-    assert re.search(r"^rank 0 of 1: fits, 16 of 16 forward passes in", text_of(report, 1))
+    assert re.search(r"^rank 0 of 1: fits, 16 of 16 forward passes in", text_report(report, 1))
 
 
 def test_forward_passes_of_a_program_that_ends_by_itself_are_counted(run: Run) -> None:
     report = run(PREAMBLE + SERVER.replace("while True", "for _ in range(3)"), Goal(FORWARD, 16))
-    text = text_of(report, 1)
+    text = text_report(report, 1)
     assert re.search(r"^rank 0 of 1: ended after 3 of 16 forward passes in", text)
     assert "Use --forwards 3, or --to-end" in text
 
 
 def test_program_runs_to_its_end(run: Run) -> None:
     report = run(source_of(PROGRAMS["plain"], 5) + "torch.empty(1 << 30, device='cuda')", Goal(STEP, None))
-    assert re.search(r"^rank 0 of 1: fits, 5 steps to its end in", text_of(report, 1))
+    assert re.search(r"^rank 0 of 1: fits, 5 steps to its end in", text_report(report, 1))
     assert report.peaks[0].allocated > 2**30
 
 
@@ -253,7 +253,7 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         Goal(STEP, None),
         size=8,
     )
-    assert [(row.phase, row.operator, row.calls, row.bytes_in) for row in report.collectives] == [
+    assert [(row.phase, row.operator, row.calls, row.bytes_sent) for row in report.collectives] == [
         # Everything before the first pass is construction.
         ("construction", "allreduce", 1, 1024),
         ("construction", "broadcast", 1, 1024),
@@ -262,7 +262,7 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         ("step 4", "broadcast", 1, 1024),
         ("after step 4", "broadcast", 1, 1024),
     ]
-    assert re.search(r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_of(report, 8), re.MULTILINE)
+    assert re.search(r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_report(report, 8), re.MULTILINE)
 
 
 GRAPHS = """
@@ -289,10 +289,10 @@ def test_replay_of_a_captured_optimizer_is_a_step(run: Run) -> None:
     """One call warms up; capturing computes nothing on a GPU."""
     report = run(GRAPHS + "    assert replays < 5, 'is ended'\n", Goal(STEP, 4))
     assert (report.error, report.made, report.forwards, report.backwards) == ("", 4, 4, 4)
-    assert any("counts its passes, calls of optimizers and collectives again" in remark for remark in report.remarks)
+    assert any("counts its passes, optimizer calls and collectives again" in remark for remark in report.remarks)
     counted = run(GRAPHS, Goal(STEP, 4), counts_flops=True)
     assert (counted.flops, counted.made) == (None, 4)
-    assert counted.flops_error == "the step replays a CUDA graph, of which no kernels run"
+    assert counted.flops_error == "the step replays a CUDA graph, and a fake graph runs no kernels"
 
 
 def test_forward_pass_by_a_graphed_callable_is_one(run: Run) -> None:

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="the programs are of t
 
 @pytest.fixture
 def job() -> Iterator[World]:
-    with world(8, rank=3, gpus="A100-40GB", values="assume") as job:
+    with world(8, rank=3, gpu="A100-40GB", values="assume") as job:
         yield job
 
 
@@ -89,7 +89,7 @@ def test_experts_get_their_share_of_tokens(job: World) -> None:
 
 @pytest.mark.parametrize(("routing", "share"), [("balanced", [16] * 8), ("same", [0, 0, 0, 0, 64, 64, 0, 0])])
 def test_ranks_get_the_tokens_that_the_policy_for_routing_sends(routing: str, share: list[int]) -> None:
-    with world(2, rank=1, gpus="A100-40GB", values=f"assume,routing={routing}") as job:
+    with world(2, rank=1, gpu="A100-40GB", values=f"assume,routing={routing}") as job:
         chosen = torch.randn(64, 8, device="cuda").topk(2, -1).indices
         per_expert = chosen.flatten().bincount(minlength=8)
         assert per_expert.tolist() == share

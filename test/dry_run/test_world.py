@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -61,7 +62,7 @@ def test_current_device_stays_the_first_on_request() -> None:
 
 
 def test_world_without_gpus() -> None:
-    with world(8, 3, gpus=None):
+    with world(8, 3, gpu=None):
         assert not torch.cuda.is_available()
         assert dist.get_backend() == "gloo"
         dist.all_reduce(torch.ones(2))
@@ -157,10 +158,10 @@ def test_no_group_until_the_program_makes_one() -> None:
 
 
 def test_worlds_do_not_nest(job: World) -> None:
-    with pytest.raises(RuntimeError, match="process group of this process is initialized"), world(2):
+    with pytest.raises(RuntimeError, match="This process already has a default process group"), world(2):
         pass
     dist.destroy_process_group()
-    with pytest.raises(RuntimeError, match="A dry run of rank 511 of 1024 is going on"), world(2):
+    with pytest.raises(RuntimeError, match="A dry run of rank 511 of 1024 is active"), world(2):
         pass
 
 
@@ -187,7 +188,7 @@ def test_store_returns_set_values_and_rejects_unset_ones(job: World) -> None:
     assert store.add("count", 2) == 2
     assert store.add("count", 3) == 5
     assert store.check(["key"])
-    with pytest.raises(RuntimeError, match=r"waits for the key '.*other' of the store.* rank 511 of 1024 is alone"):
+    with pytest.raises(RuntimeError, match=r"waits for the key '.*other' of the store.* rank 511 of 1024 runs alone"):
         store.get("other")
     with pytest.raises(RuntimeError, match="waits for the key"):
         store.wait(["other"])
@@ -221,7 +222,7 @@ def test_objects_of_others_are_those_of_this_rank(job: World) -> None:
     ids=["recv", "scatter"],
 )
 def test_object_of_another_rank_is_an_error(job: World, receive: object) -> None:
-    with pytest.raises(RuntimeError, match="what rank 0 of the group sends, but in a dry run this process is alone"):
+    with pytest.raises(RuntimeError, match="returns objects of rank 0 of the group, which does not run"):
         receive()  # type: ignore[operator]
 
 
@@ -237,7 +238,7 @@ def test_record_of_a_collective(job: World) -> None:
     work.wait()
     (record,) = job.collectives
     assert (record.operator, record.group, record.group_size) == ("allreduce", "world", SIZE)
-    assert (record.bytes_in, record.bytes_out, record.dtype) == (16, 16, "torch.float32")
+    assert (record.bytes_sent, record.bytes_received, record.dtype) == (16, 16, "torch.float32")
     assert (record.reduction, record.device, record.is_async) == ("AVG", "cuda:7", True)
     assert record.waited_in == Place("", "")
     assert not record.overlaps
@@ -258,7 +259,7 @@ def test_record_of_a_collective(job: World) -> None:
 def test_bytes_of_each_operator(job: World, call: object, operator: str, given: int, received: int) -> None:
     call()  # type: ignore[operator]
     (record,) = job.collectives
-    assert (record.operator, record.bytes_in, record.bytes_out) == (operator, given, received)
+    assert (record.operator, record.bytes_sent, record.bytes_received) == (operator, given, received)
 
 
 def test_group_is_named_by_the_dimension_of_its_mesh(job: World) -> None:
@@ -287,19 +288,20 @@ def test_line_is_recorded_on_request() -> None:
     assert job.collectives[0].line.endswith("in test_line_is_recorded_on_request")
 
 
-def test_collectives_of_real_tensors_are_recorded() -> None:
+@pytest.mark.parametrize(("values", "result"), [("raise", 1), ("assume", 8)])
+def test_collectives_of_real_tensors_are_recorded(values: str, result: int) -> None:
     real = torch.ones(4)
-    with world(8) as job:
+    with world(8, values=values) as job:
         dist.all_reduce(real)
-    assert job.collectives[0].bytes_in == 16
-    assert torch.equal(real, torch.ones(4))
+    assert job.collectives[0].bytes_sent == 16
+    assert torch.equal(real, torch.full((4,), float(result)))
 
 
 def test_summary_adds_up_by_group_and_operator(job: World) -> None:
     for numel in (1, 2, 3):
         dist.all_reduce(on_gpu(numel))
     dist.broadcast(on_gpu(1), 0)
-    assert [(row.operator, row.calls, row.bytes_in) for row in job.summary()] == [
+    assert [(row.operator, row.calls, row.bytes_sent) for row in job.summary()] == [
         ("allreduce", 3, 24),
         ("broadcast", 1, 4),
     ]
@@ -333,3 +335,43 @@ def test_worlds_follow_each_other_with_distributed_tensors() -> None:
             mesh = init_device_mesh("cuda", (16,))
             tensor = distribute_tensor(on_gpu(32, 2), mesh, [Shard(0)], src_data_rank=None)
             assert tensor.redistribute(placements=[Replicate()]).to_local().shape == (32, 2)
+
+
+def test_deprecated_names_work_and_name_the_new_ones() -> None:
+    with pytest.warns(DeprecationWarning, match=r"`world\(gpus=\)` is deprecated: use `gpu=`"):
+        made = world(8, gpus="A100-40GB")
+    with pytest.warns(DeprecationWarning, match=r"`World.gpus` is deprecated: use `gpu`"):
+        assert made.gpus is made.gpu
+    with made:
+        dist.all_reduce(on_gpu(4))
+    for row in (made.collectives[0], made.summary()[0]):
+        for old, new in (("bytes_in", "bytes_sent"), ("bytes_out", "bytes_received")):
+            with pytest.warns(DeprecationWarning, match=f"`{type(row).__name__}.{old}` is deprecated: use `{new}`"):
+                assert getattr(row, old) == getattr(row, new) == 16
+
+
+@pytest.mark.parametrize("gpu", ["A100", 4, FakeGPU("A100-40GB"), None], ids=str)
+def test_gpu_is_a_name_a_count_a_description_or_none(gpu: str | int | FakeGPU | None) -> None:
+    made = world(1, gpu=gpu)
+    assert (made.gpu is None) == (gpu is None)
+    assert made.gpu is None or made.gpu.count == (4 if gpu == 4 else 1)
+
+
+def test_values_are_assumed_as_on_the_command_line() -> None:
+    with world(8) as job:
+        assert torch.randn((), device="cuda").item() == 0.125
+    assert [site.answer for site in job.values] == ["0.125"]
+
+
+def test_results_are_shown_as_text_html_and_json() -> None:
+    with world(8, 3) as job:
+        dist.all_reduce(on_gpu(4))
+    assert repr(job) == "<World: rank 3 of 8, 8 x NVIDIA H100 80GB HBM3, collectives: 1, assumed values: 0>"
+    lines = str(job.summary()).splitlines()
+    assert lines[0].split() == ["group", "ranks", "operator", "calls", "sent", "received"]
+    assert lines[-1].split() == ["world", "8", "allreduce", "1", "16", "B", "16", "B"]
+    assert "<td>allreduce</td>" in job._repr_html_()
+    found = json.loads(json.dumps(job.to_dict()))
+    assert found["collectives"][0]["issued_in"] == {"module": "", "phase": ""}
+    assert found["gpu"]["name"] == "NVIDIA H100 80GB HBM3"
+    assert job.summary().to_dict()["rows"][0]["bytes_sent"] == 16

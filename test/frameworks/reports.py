@@ -34,7 +34,7 @@ class RankText:
     def given(self, operator: str, group_size: int) -> list[str]:
         """Return the bytes that the second step passes to collectives, for each group of a size."""
         return [
-            row["given"]
+            row["sent"]
             for row in self.tables.get("Collectives", [])
             if row["operator"] == operator and row["ranks"] == str(group_size) and _has_second(row["phase"])
         ]

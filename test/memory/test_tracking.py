@@ -183,7 +183,7 @@ class TestEngines:
     """Allocations of engines are categorized by their use."""
 
     def held(self, use: Callable[[nn.Linear, torch.Tensor], object], reduces: bool = False) -> Category:
-        with world(2, gpus="L4-24GB"), track_memory() as memory:
+        with world(2, gpu="L4-24GB"), track_memory() as memory:
             model = nn.Linear(512, 512, bias=False, device="cuda")
             flat = torch.zeros(512 * 512, device="cuda")
             number = _C.memory_number(flat)
@@ -286,7 +286,7 @@ class TestCaches:
         config = transformers.LlamaConfig(
             hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, vocab_size=100
         )
-        with world(1, gpus="L4-24GB", values="assume"), track_memory() as memory:
+        with world(1, gpu="L4-24GB", values="assume"), track_memory() as memory:
             model = transformers.LlamaForCausalLM(config).cuda().eval()
             cache = {} if implementation == "dynamic" else {"cache_implementation": "static"}
             made = model.generate(
@@ -361,7 +361,7 @@ class TestHost:
         assert memory.peak_allocated("pinned").by_category[Category.ACTIVATION] == 3 * MIB
 
     def test_offloaded_parameters_gradients_and_states_are_there(self) -> None:
-        with world(2, gpus="L4-24GB"), track_memory(trace=True) as memory:
+        with world(2, gpu="L4-24GB"), track_memory(trace=True) as memory:
             model = nn.Linear(64, 64)
             fully_shard(model, offload_policy=CPUOffloadPolicy())
             optimizer = torch.optim.Adam(model.parameters())
@@ -655,7 +655,7 @@ class TestRealTensors:
             torch.ones(2)
 
     def test_distributed_tensors_hold_the_tensors_of_their_parts(self) -> None:
-        with world(2, 0, gpus=None), track_memory() as memory:
+        with world(2, 0, gpu=None), track_memory() as memory:
             model = nn.Linear(64, 64)
             fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
             model(torch.ones(2, 64)).sum().backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cached_property
@@ -445,3 +446,36 @@ def test_mode_replaces_only_the_documented_functions(
     assert set(report["differences"]) == {f"test_suite.py::test_{name}" for name in different}
     assert set(report["by_replacing"]) == {f"test_suite.py::test_{name}" for name in by_replacing}
     assert not report["trouble"]
+
+
+class TestEntryPoint:
+    """pytest loads the plugin without `-p` where torchext is installed."""
+
+    def run(self, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        with (ROOT / "pyproject.toml").open() as file:
+            [entry] = [line.strip() for line in file if line.startswith('"torchext.testing.plugin" = ')]
+        installed = folder / "installed" / "torchext-0.dist-info"
+        installed.mkdir(parents=True)
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: torchext\nVersion: 0\n")
+        (installed / "entry_points.txt").write_text("[pytest11]\n" + entry.replace('"', ""))
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed.parent)])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def test_imports_neither_torch_nor_torchext(self, tmp_path: Path) -> None:
+        (tmp_path / "test_it.py").write_text(
+            "import sys\ndef test(): assert not {'torch', 'torchext'} & sys.modules.keys()"
+        )
+        ended = self.run(tmp_path, "test_it.py")
+        assert ended.returncode == 0, ended.stdout
+
+    def test_runs_the_suite_if_it_is_asked_to(self, tmp_path: Path) -> None:
+        (tmp_path / "test_it.py").write_text("import sys\ndef test(): assert 'torchext' not in sys.modules")
+        ended = self.run(tmp_path, "--torchext=installed", "test_it.py", "-n1")  # workers load entry points as well
+        assert ended.returncode == 1, ended.stdout + ended.stderr
+        assert "the suite without torchext" in ended.stdout

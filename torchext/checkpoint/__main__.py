@@ -9,4 +9,4 @@ from .command import main
 __all__: list[str] = []
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

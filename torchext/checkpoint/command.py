@@ -1,4 +1,4 @@
-"""The command line: writes the initial checkpoint of a model that need not fit into memory."""
+"""The command `torchext checkpoint`: write the initial checkpoint of a model that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import errno
 import importlib
 import importlib.util
 import os
+import pkgutil
+import re
 import sys
 import tempfile
 import time
@@ -18,45 +20,56 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import Module
 
-from .. import _C
+from .. import _C, terminal
 from ..deferred_init import deferred_init, is_deferred
 from ..tools.sizes import bytes_of, readable
 from .contents import SUFFIX
 from .saving import Plan, plan_checkpoint, save_safetensors
 
-__all__ = ["main"]
+__all__ = ["configure", "main"]
 
-FAILED, MISUSED, DOES_NOT_FIT, INTERRUPTED = 1, 2, 3, 130
+FAILED, MISUSED, DOES_NOT_FIT = 1, 2, 3
+DESCRIPTION = """\
+Write the checkpoint that a model has after its construction, in bounded memory.
+
+examples:
+  torchext checkpoint my_models.llama:build --args 80 width=8192 --out initial --dtype bfloat16
+  torchext checkpoint --hf folder_with_config --plan
+"""
 EXIT_CODES = """\
 exit codes:
-  0   the checkpoint is complete, or could be written (--plan)
-  1   constructing, computing or writing it has failed
-  2   an argument is wrong
-  3   there is too little space on the disk, or too little memory by --max-memory
-  130 interrupted; --resume goes on
+  0    the checkpoint is complete, or can be written (--plan)
+  1    constructing the model, computing or writing the checkpoint failed
+  2    an argument is wrong
+  3    the disk has too little space, or --max-memory is too small
+  130  interrupted; --resume continues
 """
 PROBE = 64 << 20
-"""How much is written to find out how fast the disk is, in bytes."""
+"""The number of bytes that --plan writes to measure the disk."""
 
 
 class MisuseError(Exception):
-    """What is wrong with the arguments, for the user."""
+    """An error in the arguments."""
 
 
 class _Model(NamedTuple):
-    """What is constructed."""
+    """The model to construct."""
 
     construct: Callable[[], Any]
     config: Any
-    """Of transformers, if it is a model of theirs."""
+    """The configuration of a model of transformers; None for other models."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command and returns its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m torchext.checkpoint`, and return its exit code."""
+    parser = terminal.CommandLineParser("python -m torchext.checkpoint")
+    configure(parser)
+    return terminal.run_command(parser, arguments)
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
-        return _run(options)
+        return _run_checked(options)
     except MisuseError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return MISUSED
@@ -70,53 +83,63 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print(f"\n{parser.prog}: interrupted. What is complete is kept; --resume goes on.", file=sys.stderr)
-        return INTERRUPTED
+        print(f"\n{parser.prog}: interrupted. Complete tensors are kept; --resume continues.", file=sys.stderr)
+        return terminal.INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m torchext.checkpoint",
-        description="Writes the checkpoint that a model has after its construction, without constructing it in memory.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("function", nargs="?", metavar="MODULE:FUNCTION", help="what returns the model, or its class")
-    parser.add_argument("--hf", metavar="FOLDER", help="construct a model of transformers from the config.json there")
-    parser.add_argument(
-        "--args", nargs="*", default=[], metavar="VALUE", help="arguments of the function: values, or NAME=VALUE"
-    )
-    parser.add_argument("--out", required=True, type=Path, help="a folder, or a file that ends in .safetensors")
-    parser.add_argument("--seed", type=int, default=0, help="for torch.manual_seed() before the construction")
-    parser.add_argument("--dtype", metavar="DTYPE", help="what to convert floating point to, such as bfloat16")
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="how large a file may be (5GB)")
-    parser.add_argument("--max-memory", default="1GiB", metavar="SIZE", help="how much memory to compute in (1GiB)")
-    parser.add_argument("--workers", type=int, metavar="N", help="how many processors to compute on (all)")
-    parser.add_argument("--resume", action="store_true", help="go on with what an interrupted call has left")
-    parser.add_argument("--plan", action="store_true", help="tell what would be written, and do nothing")
-    parser.add_argument("--quiet", action="store_true", help="show no bar")
-    return parser
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of this command."""
+    parser.description, parser.epilog = DESCRIPTION, EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(run=lambda options: _run(parser, options))
+    add = parser.add_argument
+    add("function", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns the model, or its class")
+    add("--hf", metavar="FOLDER", help="construct a model of transformers from the config.json in FOLDER")
+    add("--args", nargs="*", default=[], metavar="VALUE", help="arguments of the function: values, or NAME=VALUE")
+    add("--out", type=Path, help="a folder, or a file that ends in .safetensors; optional with --plan")
+    add("--seed", type=int, default=0, help="the seed for torch.manual_seed() before the construction (default: 0)")
+    add("--dtype", metavar="DTYPE", help="convert floating-point tensors to this dtype, such as bfloat16")
+    add("--max-shard-size", default="5GB", metavar="SIZE", help="the largest size of a file (default: 5GB)")
+    add("--max-memory", default="1GiB", metavar="SIZE", help="the memory for computing tensors (default: 1GiB)")
+    add("--workers", type=int, metavar="N", help="the number of threads that compute (default: all processors)")
+    add("--resume", action="store_true", help="continue an interrupted run")
+    add("--plan", action="store_true", help="print the files and the predicted memory and time, and write nothing")
+    terminal.add_shared_flags(parser, quiet="show no progress bar")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> None:
     if (options.function is None) == (options.hf is None):
-        raise MisuseError("either MODULE:FUNCTION or --hf FOLDER says what to construct")
+        taken = next((value for value in options.args if re.fullmatch(r"[\w.]+:[\w.]+", value)), None)
+        if options.function is None and taken is not None:
+            raise MisuseError(f"--args takes all values after it, also {taken!r}: give MODULE:FUNCTION before --args")
+        raise MisuseError("give the model to construct: either MODULE:FUNCTION or --hf FOLDER")
+    if options.out is None and not options.plan:
+        raise MisuseError("--out is missing: give a folder, or a file that ends in .safetensors")
+    if options.workers is not None and options.workers < 1:
+        raise MisuseError(f"--workers: expected at least 1, got {options.workers}")
+
+
+def _run_checked(options: argparse.Namespace) -> int:
+    _check(options)
     if options.workers is not None:
-        if options.workers < 1:
-            raise MisuseError(f"--workers was expected to be at least 1, but it is {options.workers}")
         torch.set_num_threads(options.workers)
+    out = Path("checkpoint") if options.out is None else options.out
     dtype = _dtype(options.dtype)
     max_shard_size, max_memory = _size(options, "max_shard_size"), _size(options, "max_memory")
     model = _model_of_transformers(options.hf) if options.hf else _function(options.function, options.args)
     source = _construct(model, options)
     if options.plan:
-        plan = plan_checkpoint(source, options.out, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype)
-        _show(plan, options.out)
+        found = _describe(
+            plan_checkpoint(source, out, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype)
+        )
+        if options.json != terminal.STDOUT:
+            _print(found, has_place=options.out is not None)
+        terminal.write_json(options.json, "checkpoint", {"plan": found})
         return 0
     shows_bar = not options.quiet and importlib.util.find_spec("tqdm") is not None
     save_safetensors(
         source,
-        options.out,
+        out,
         max_shard_size=max_shard_size,
         max_memory=max_memory,
         dtype=dtype,
@@ -124,7 +147,11 @@ def _run(options: argparse.Namespace) -> int:
         resume=options.resume,
     )
     if model.config is not None:
-        _save_config(source, options.out)
+        _save_config(source, out)
+    folder = out.parent if out.suffix == SUFFIX else out
+    files = [out] if out.suffix == SUFFIX else sorted(folder.glob(f"*{SUFFIX}*"))
+    written = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
+    terminal.write_json(options.json, "checkpoint", {"folder": str(folder), "files": written})
     return 0
 
 
@@ -133,7 +160,9 @@ def _dtype(name: str | None) -> torch.dtype | None:
         return None
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise MisuseError(f"--dtype {name} is not a dtype of PyTorch; bfloat16, float16 or float32 are")
+        known = [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]
+        near = terminal.suggestion(name.removeprefix("torch."), known)
+        raise MisuseError(f"--dtype: expected a dtype of PyTorch such as bfloat16, got {name!r}{near}")
     return dtype
 
 
@@ -144,23 +173,26 @@ def _size(options: argparse.Namespace, name: str) -> int:
         raise MisuseError(str(error)) from error
 
 
-# ---- What to construct ----
+# ---- The model ----
 
 
 def _function(name: str, arguments: Sequence[str]) -> _Model:
     module_name, _, path = name.partition(":")
     if not module_name or not path:
-        raise MisuseError(f"{name!r} was expected to be MODULE:FUNCTION, as in my_models.llama:build")
+        raise MisuseError(f"expected MODULE:FUNCTION, as in my_models.llama:build, got {name!r}")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise MisuseError(f"there is no module {error.name!r} (of {name!r})") from error
+        near = terminal.suggestion(str(error.name), (module.name for module in pkgutil.iter_modules()))
+        raise MisuseError(f"{name!r}: the module {error.name!r} does not exist{near}") from error
     for part in path.split("."):
         if not hasattr(found, part):
-            raise MisuseError(f"there is no {part!r} in {getattr(found, '__name__', module_name)!r} (of {name!r})")
+            owner = getattr(found, "__name__", module_name)
+            near = terminal.suggestion(part, dir(found))
+            raise MisuseError(f"{name!r}: {owner!r} has no attribute {part!r}{near}")
         found = getattr(found, part)
     if not callable(found):
-        raise MisuseError(f"{name!r} was expected to be a function or a class, but it is a {type(found).__name__}")
+        raise MisuseError(f"{name!r}: expected a function or a class, got an object of type {type(found).__name__}")
     positional, named = _values(arguments)
     return _Model(lambda: found(*positional, **named), None)
 
@@ -173,14 +205,14 @@ def _values(arguments: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
         if equals and name.isidentifier():
             named[name] = _value(value)
         elif named:
-            raise MisuseError(f"--args has {argument!r} after one with a name")
+            raise MisuseError(f"--args: the positional value {argument!r} follows a NAME=VALUE; give it first")
         else:
             positional.append(_value(argument))
     return positional, named
 
 
 def _value(text: str) -> Any:
-    """What Python would read, or the text itself."""
+    """Return the Python literal that `text` is, or `text` itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -189,7 +221,7 @@ def _value(text: str) -> Any:
 
 def _model_of_transformers(folder: str) -> _Model:
     if not (Path(folder) / "config.json").is_file():
-        raise MisuseError(f"there is no config.json in {folder!r}")
+        raise MisuseError(f"--hf: {folder!r} has no config.json")
     try:
         import transformers
     except ImportError as error:
@@ -205,27 +237,27 @@ def _model_of_transformers(folder: str) -> _Model:
 def _construct(model: _Model, options: argparse.Namespace) -> Any:
     torch.manual_seed(options.seed)
     source = deferred_init(model.construct)
-    what = options.function or options.hf
+    name = options.function or options.hf
     if isinstance(source, Module):
         has_deferred = is_deferred(source)
     elif isinstance(source, dict):
         has_deferred = any(isinstance(value, torch.Tensor) and _C.is_deferred(value) for value in source.values())
     else:
         raise MisuseError(
-            f"{what!r} was expected to return a module or a state dict, but returned a {type(source).__name__}"
+            f"{name!r}: expected a module or a state dict as the result, got an object of type {type(source).__name__}"
         )
     if not has_deferred:
         raise MisuseError(
-            f"nothing that {what!r} returned is deferred: it was constructed before it was called, or in other threads"
+            f"{name!r} returned no deferred tensor: the model was constructed before the call, or in other threads"
         )
     return source
 
 
 def _save_config(source: Any, out: Path) -> None:
-    """Beside the weights, so that `from_pretrained()` finds it."""
+    """Write the configuration beside the weights, where `from_pretrained()` finds it."""
     folder = out.parent if out.suffix == SUFFIX else out
     if (folder / "config.json").exists():
-        return  # somebody's own
+        return
     source.config.save_pretrained(folder)
     if source.can_generate() and source.generation_config is not None:
         source.generation_config.save_pretrained(folder)
@@ -234,20 +266,39 @@ def _save_config(source: Any, out: Path) -> None:
 # ---- The plan ----
 
 
-def _show(plan: Plan, out: Path) -> None:
-    for file in plan.files.files:
-        print(f"{file.name}  {len(file.header.places)} tensors  {readable(file.header.file_size)}")
-    if plan.files.index_file is not None:
-        print(plan.files.index_file[0])
-    name, pieces = max(plan.pieces.items(), key=lambda item: item[1].needs, default=("nothing", None))
-    needs = plan.budget.beside_computing + (0 if pieces is None else pieces.needs)
-    computing, writing = _seconds_to_compute(plan), _seconds_to_write(plan, out)
-    print(f"in all     {readable(plan.nbytes)} in {plan.place}")
-    print(f"memory     {readable(needs)}, most of it for {name}")
-    print(f"computing  {computing:.1f} s")
-    print("writing    " + ("not known, the folder is not there" if writing is None else f"{writing:.1f} s"))
-    if writing is not None:
-        print(f"predicted  {max(computing, writing):.1f} s, because one is done while the other is")
+def _describe(plan: Plan) -> dict[str, Any]:
+    """Return the plan as builtin types: sizes in bytes, times in seconds."""
+    name, pieces = max(plan.pieces.items(), key=lambda item: item[1].needs, default=("", None))
+    computing, writing = _seconds_to_compute(plan), _seconds_to_write(plan)
+    return {
+        "folder": str(plan.place),
+        "files": [
+            {"name": file.name, "tensors": len(file.header.places), "bytes": file.header.file_size}
+            for file in plan.files.files
+        ],
+        "index": None if plan.files.index_file is None else plan.files.index_file[0],
+        "bytes": plan.nbytes,
+        "memory": plan.budget.beside_computing + (0 if pieces is None else pieces.needs),
+        "largest_tensor": name,
+        "seconds_computing": computing,
+        "seconds_writing": writing,
+        "seconds": None if writing is None else max(computing, writing),
+    }
+
+
+def _print(plan: dict[str, Any], *, has_place: bool) -> None:
+    for file in plan["files"]:
+        print(f"{file['name']}  {file['tensors']} tensors  {readable(file['bytes'])}")
+    if plan["index"] is not None:
+        print(plan["index"])
+    print(f"total      {readable(plan['bytes'])}{' in ' + plan['folder'] if has_place else ''}")
+    print(f"memory     {readable(plan['memory'])}, most of it for {plan['largest_tensor'] or 'no tensor'}")
+    print(f"computing  {plan['seconds_computing']:.1f} s")
+    if plan["seconds_writing"] is None:
+        print("writing    unknown: the folder does not exist")
+        return
+    print(f"writing    {plan['seconds_writing']:.1f} s")
+    print(f"predicted  {plan['seconds']:.1f} s: computing and writing overlap")
 
 
 def _seconds_to_compute(plan: Plan) -> float:
@@ -256,8 +307,8 @@ def _seconds_to_compute(plan: Plan) -> float:
     return sum(operator[3] for operator in _C.time_operators(list(by_storage.values()), False))
 
 
-def _seconds_to_write(plan: Plan, out: Path) -> float | None:
-    """By writing a little to where it would be."""
+def _seconds_to_write(plan: Plan) -> float | None:
+    """Return the seconds that writing takes, from the time of a small write to the disk; None without a folder."""
     folder = next((one for one in (plan.place, *plan.place.parents) if one.is_dir()), None)
     if folder is None:
         return None

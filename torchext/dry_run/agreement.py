@@ -1,8 +1,8 @@
-"""What collectives of values give, if every process has the values of this one: NOTE [Assumed values].
+"""The results of collectives of values, if every rank has the values of this one: NOTE [Assumed values].
 
-A program sends small numbers to agree with its other processes: whether any of them has seen an infinity, how many
-tokens a batch has, how many of them go to each expert. So a sum is the value times the size of the group, a maximum is
-the value itself, and what is gathered repeats it, as collectives of objects do. What comes out is assumed, not known.
+Programs send small numbers so that ranks agree: whether a rank has found an infinity, how many tokens a batch has, how
+many of them go to each expert. So a sum is the value times the size of the group, a maximum is the value itself, and
+a gathered tensor repeats it, as collectives of objects do. The results are assumed values, not known ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Values = list[tuple[Tensor, Tensor]]
 
 
 def agreed_values(operator: str, arguments: dict[str, Any], size: int, rank: int) -> Values:
-    """Returns the tensors that a collective writes, each with its value, for those that have one.
+    """Return the tensors that a collective writes and that get a value, each with its value.
 
     Args:
         operator: The operator of c10d.
-        arguments: Its arguments, before it has run, by their names in the schema.
+        arguments: Its arguments before the call, by their names in the schema.
         size: The size of the group.
-        rank: The rank of this process in it.
+        rank: The rank of this process in the group.
     """
     rule = RULES.get(operator)
     if rule is None:
@@ -41,7 +41,7 @@ def agreed_values(operator: str, arguments: dict[str, Any], size: int, rank: int
                 for written, value in rule(arguments, size, rank)
                 if value is not None and value.numel() == written.numel()
             ]
-        except (IndexError, KeyError, RuntimeError):  # not the arguments that the operator takes: PyTorch refuses them
+        except (IndexError, KeyError, RuntimeError):  # wrong arguments, which PyTorch rejects
             return []
 
 
@@ -81,7 +81,7 @@ def _gathered_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tupl
 def _each(
     rule: Callable[[dict[str, Any], int, int], list[tuple[Tensor, Tensor | None]]],
 ) -> Callable[[dict[str, Any], int, int], list[tuple[Tensor, Tensor | None]]]:
-    """The rule for several tensors at once."""
+    """Return the rule for the coalesced form of an operator."""
 
     def of_all(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
         pairs = zip(tensors_of(arguments["outputs"]), tensors_of(arguments["inputs"]), strict=False)

@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO-3 checks that all ranks run the same modules: rank 0 sends its list, and the others compare theirs.
 
-The others receive into a list of -1, which would be taken for what rank 0 sends: ranks are assumed to agree.
+The others receive into a list of -1. Without these patches, a dry run would use -1 as the value that rank 0 sends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LENGTH, LIST = "assert_lst_len_same_as_other_ranks", "get_lst_from_rank0"
 
 
 def agreeing_with_rank_0() -> AbstractContextManager[None]:
-    """Lets each rank send and compare its own list, also if DeepSpeed is imported in the block."""
+    """Make each rank send and compare its own list, also if DeepSpeed is imported in the block."""
     return patching(MODULE, (LENGTH, LIST), _patch)
 
 
 def _patch(module: ModuleType) -> None:
-    reason = "compares what rank 0 has with -1"
+    reason = "compares the list of rank 0 with -1"
     while_world_is_open.patch(module, LENGTH, _with_own_length, reason)
     while_world_is_open.patch(module, LIST, _with_own_list, reason)
 

@@ -1,8 +1,8 @@
-"""Distributed checkpoints in a dry run: what this process would write is planned, and not written.
+"""Distributed checkpoints in a dry run: this rank plans its part, and writes nothing.
 
-The plan of all is made by one process from the plans of the others, which do not exist; so the metadata that a save
-returns are of the part of this process. Loading reads what is there, without the others. Where rank 0 sends a whole
-state dict, the others are told that it has what they have, as in a job that works.
+In a job, one rank makes the global plan from the plans of all ranks. In a dry run the others do not exist, so the
+metadata that a save returns cover only the part of this rank. Loading reads existing files without the other ranks.
+Where rank 0 sends a whole state dict, every other rank receives a description of the state dict that it already has.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from .current import current, while_world_is_open
 from .objects import root_sending
 from .saving import NOT_WRITTEN, holds_fakes
 
-__all__ = ["teach_checkpoints"]
+__all__ = ["patch_checkpoints"]
 
-_taught: set[int] = set()
+_patched: set[int] = set()
 
 
-def teach_checkpoints() -> None:
-    """Declares the patches, if distributed checkpoints are imported; that takes long, and many programs need none."""
+def patch_checkpoints() -> None:
+    """Declare the patches if distributed checkpoints are imported. The import is slow, and many programs need none."""
     for lease, name, owner, function, make, reason in _patches():
         module: Any = sys.modules.get(f"torch.distributed.checkpoint.{name}")
         patched = getattr(module, owner, None) if owner else module
-        if hasattr(patched, function) and id(patched) not in _taught:
-            _taught.add(id(patched))
+        if hasattr(patched, function) and id(patched) not in _patched:
+            _patched.add(id(patched))
             lease.patch(patched, function, make, reason)
 
 
 def _patches() -> list[tuple[Lease, str, str, str, Make, str]]:
-    """The lease, the module, the class or nothing, the function, what makes its replacement, and the reason."""
+    """Return the lease, the module, the class or "", the function, the maker of its replacement, and the reason."""
     assumed, world = while_values_are_assumed, while_world_is_open
     return [
         (assumed, "state_dict_saver", "", "_save_state_dict", _only_planning, "writes the memory of tensors"),
-        (assumed, "_state_dict_stager", "StateDictStager", "stage", _not_staging_fakes, "copies what is to be written"),
-        (world, "state_dict_loader", "", "_load_state_dict", _reading_alone, "is told by rank 0 what to read"),
-        (world, "state_dict", "", "_broadcast_state_dict", _receiving_own_tensors, "asks rank 0 what it has"),
+        (assumed, "_state_dict_stager", "StateDictStager", "stage", _not_staging_fakes, "copies the memory of tensors"),
+        (world, "state_dict_loader", "", "_load_state_dict", _reading_alone, "receives the global plan from rank 0"),
+        (world, "state_dict", "", "_broadcast_state_dict", _receiving_own_tensors, "receives the keys from rank 0"),
     ]
 
 
@@ -78,7 +78,7 @@ def _not_staging_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reading_alone(original: Callable[..., None]) -> Callable[..., None]:
-    """What a process reads is what it has planned: the plan of all only looks for errors of the others."""
+    """Load by the plan of this rank alone. The global plan only checks for errors of other ranks."""
     signature = inspect.signature(original)
 
     def _load_state_dict(*args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ def _receiving_own_tensors(original: Callable[..., None]) -> Callable[..., None]
 
 
 def _described(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """As rank 0 describes its tensors: numbers as they are, of others the whole size."""
+    """Describe tensors as rank 0 does: scalars unchanged, other tensors by their size and dtype."""
     utils: Any = sys.modules["torch.distributed._state_dict_utils"]
     return {
         key: utils._TensorInfo(value.size(), value.dtype)

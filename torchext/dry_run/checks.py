@@ -1,6 +1,6 @@
-"""What a backend that communicates would refuse: PyTorch's backend `fake` checks sizes here and there, and no more.
+"""Check the arguments of collectives as a real backend does: PyTorch's backend `fake` checks only some sizes.
 
-The words are those of `ProcessGroupNCCL.cpp` and `Utils.hpp`, which check the same.
+The messages are those of the same checks in `ProcessGroupNCCL.cpp` and `Utils.hpp`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["check"]
 
 
 def check(operator: str, arguments: dict[str, Any], group: dist.ProcessGroup) -> None:
-    """Raises an error if a backend would.
+    """Raise an error if a real backend would.
 
     Args:
         operator: The name of an operator of `c10d`, without the namespace.
-        arguments: Those of the call, by the names of the schema.
-        group: Its group.
+        arguments: The arguments of the call, by their names in the schema.
+        group: The process group.
 
     Raises:
         RuntimeError: Sizes, dtypes or devices do not fit.
-        ValueError: There is no such rank in the group.
+        ValueError: The group has no such rank.
     """
     _check_ranks(operator, arguments, group)
     specific = CHECKS.get(operator)
@@ -35,7 +35,7 @@ def check(operator: str, arguments: dict[str, Any], group: dist.ProcessGroup) ->
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors of an argument: one, a list, or a list of lists."""
+    """Return the tensors of an argument: a tensor, a list, or a list of lists."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
@@ -53,14 +53,14 @@ def _check_ranks(operator: str, arguments: dict[str, Any], group: dist.ProcessGr
         rank = arguments.get(name)
         if rank is not None and not 0 <= rank < group.size():
             raise ValueError(f"c10d::{operator}: invalid {name} {rank}: the group has {group.size()} ranks")
-    # NCCL lets a rank send to itself in a batch, as pipelines in the shape of a V do before 2.12.
+    # With NCCL a rank may send to itself in a batch, as V-shaped pipeline schedules do before PyTorch 2.12.
     is_of_nccl = all(tensor.is_cuda for tensor in tensors_of(arguments.get("tensors")))
     if arguments.get("src", arguments.get("dst")) == group.rank() and not is_of_nccl:
         raise ValueError(f"c10d::{operator}: rank {group.rank()} of the group would exchange a tensor with itself")
 
 
 def _check_alike(tensors: Sequence[Tensor]) -> None:
-    """As `check_gpu_tensors_same_device()`."""
+    """Check what `check_gpu_tensors_same_device()` checks."""
     first = tensors[0]
     for tensor in tensors[1:]:
         _refuse(tensor.dtype != first.dtype, "Tensors must have identical type")
@@ -74,7 +74,7 @@ def _check_dense(tensors: Sequence[Tensor]) -> None:
 
 
 def _is_contiguous(tensor: Tensor) -> bool:
-    """In the sense of `at::Tensor::is_non_overlapping_and_dense()`, as NCCL takes them."""
+    """Return `at::Tensor::is_non_overlapping_and_dense()`, which NCCL requires."""
     return (
         bool(torch._C._is_non_overlapping_and_dense(tensor))
         if hasattr(torch._C, "_is_non_overlapping_and_dense")

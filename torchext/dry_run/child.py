@@ -14,4 +14,4 @@ if __name__ == "__main__":
     run_child(Path(sys.argv[1]), Path(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of the program, which has been left in the midst, may wait for something
+    os._exit(0)  # threads of the interrupted program may wait forever

@@ -1,14 +1,28 @@
-"""What a process sends and receives, collective by collective."""
+"""The records of collectives, and their sums."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-__all__ = ["Collective", "GroupSummary", "Phase", "peers_of", "summarize", "summarize_phases"]
+from ..memory.reports import in_units
+from ..tools.deprecation import RenamedAttribute
+from ..tools.results import Column, Table
+
+__all__ = [
+    "Collective",
+    "CollectiveSummary",
+    "GroupSummary",
+    "Phase",
+    "Place",
+    "peers_of",
+    "summarize",
+    "summarize_phases",
+]
 
 Phase = tuple[str, int, int]
-"""A name, and the numbers of the first collective and of that after the last."""
+"""A name, the number of the first collective, and the number after the last one."""
 
 
 @dataclass(frozen=True)
@@ -16,33 +30,33 @@ class Collective:
     """One call of a collective, or of a send or receive.
 
     Attributes:
-        operator: The name of the operator of `c10d`, such as `_allgather_base_`, without the underscores.
-        group: The name of the process group: `world`, the name of the dimension of a device mesh, or PyTorch's.
-        ranks: The global ranks of its processes.
-        backend: The backend that the program has asked for.
-        bytes_in: The bytes that this process gives.
-        bytes_out: The bytes of what this process is given.
-        dtype: The dtype of what is sent, such as `torch.bfloat16`; "mixed" if there are several.
+        operator: The name of the `c10d` operator, such as `_allgather_base_`, without leading and trailing underscores.
+        group: The name of the process group: `world`, the name of a device mesh dimension, or PyTorch's name.
+        ranks: The global ranks of the group.
+        backend: The backend of the group, as the program names it.
+        bytes_sent: The bytes of the tensors that this rank passes to the collective.
+        bytes_received: The bytes of the tensors that the collective writes on this rank.
+        dtype: The dtype of the tensors, such as `torch.bfloat16`; "mixed" if there are several.
         reduction: `SUM`, `AVG` and so on, or an empty string.
-        peer: The rank in the group of the other process of a send or receive, or of the root; None if there is none.
-        device: Where the tensors are.
-        stream: The stream that was current, as a number; 0 is the default stream of the device.
-        is_async: Whether the program went on without waiting for it.
-        issued_in: The module that was running, by its name in the model or by its class, and the phase:
-            `forward`, `backward`, `optimizer` or an empty string.
-        waited_in: The same of the place where the program waited for it, or had a stream wait; None if it did not.
-        overlap: How many operators a GPU may run while it runs: those that were issued on the stream that waits for it,
-            after the last one for which it has to wait itself.
-        overlaps_with: Where these were issued.
-        line: The line of the program that led to it, `file:line in function`; empty unless it was asked for.
+        peer: The rank within the group of the other side of a send or receive, or of the root; otherwise None.
+        device: The device of the tensors.
+        stream: The number of the current stream; 0 is the default stream of the device.
+        is_async: Whether the call returned without waiting.
+        issued_in: The module that was running, by its name in the model or by its class, and the phase: `forward`,
+            `backward`, `optimizer` or an empty string.
+        waited_in: The place where the program, or a stream, waited for the collective; None if neither did.
+        line: The source line of the call, `file:line in function`; empty unless lines are recorded.
+        overlap: The number of operators that a GPU may run at the same time: those issued on the waiting stream, after
+            the last operator that the collective itself waits for.
+        overlaps_with: The places that issued these operators.
     """
 
     operator: str
     group: str
     ranks: tuple[int, ...]
     backend: str
-    bytes_in: int
-    bytes_out: int
+    bytes_sent: int
+    bytes_received: int
     dtype: str
     reduction: str
     peer: int | None
@@ -55,27 +69,34 @@ class Collective:
     overlap: int = 0
     overlaps_with: tuple[Place, ...] = ()
 
+    bytes_in = RenamedAttribute("bytes_sent")
+    bytes_out = RenamedAttribute("bytes_received")
+
     @property
     def group_size(self) -> int:
-        """How many processes take part."""
+        """The number of ranks of the group."""
         return len(self.ranks)
 
     @property
     def overlaps(self) -> bool:
-        """Whether something else may run meanwhile.
+        """Whether other work may run at the same time.
 
-        On a GPU, operators that need not wait for it; elsewhere, what the program does in another module, or another
-        phase, before it waits.
+        On a GPU, operators that need not wait for the collective; elsewhere, code in another module or phase that runs
+        before the program waits.
         """
         return self.overlap > 0 or (self.is_async and self.waited_in != self.issued_in)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as builtin types, for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program stands.
+    """A place in a run.
 
     Attributes:
-        module: The module that was running; empty if none was.
+        module: The module that was running; empty outside of modules.
         phase: `forward`, `backward`, `optimizer` or an empty string.
     """
 
@@ -92,31 +113,59 @@ class GroupSummary:
 
     Attributes:
         group: The name of the group.
-        group_size: How many processes it has.
+        group_size: The number of ranks of the group.
         operator: The operator.
-        calls: How often it was called.
-        bytes_in: The bytes that this process gave, altogether.
-        bytes_out: The bytes that this process was given, altogether.
-        phase: When they were called, such as `construction` or `step 1`; empty for all of a run. For
-            `step 1 to 3, each` the numbers are those of one of these steps.
+        calls: The number of calls.
+        bytes_sent: The sum of `Collective.bytes_sent`.
+        bytes_received: The sum of `Collective.bytes_received`.
+        phase: The phase of the run, such as `construction` or `step 1`; empty for a whole run. The numbers of
+            `step 1 to 3, each` are those of one of these steps.
     """
 
     group: str
     group_size: int
     operator: str
     calls: int
-    bytes_in: int
-    bytes_out: int
+    bytes_sent: int
+    bytes_received: int
     phase: str = ""
+
+    bytes_in = RenamedAttribute("bytes_sent")
+    bytes_out = RenamedAttribute("bytes_received")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as builtin types, for JSON."""
+        return asdict(self)
+
+
+class CollectiveSummary(list[GroupSummary]):
+    """The sums of `World.summary()`: a list that prints as a table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rows as builtin types, for JSON."""
+        return {"rows": [row.to_dict() for row in self]}
+
+    def _table(self) -> Table:
+        columns = [
+            *(Column("group"), Column("ranks", is_number=True), Column("operator"), Column("calls", is_number=True)),
+            *(Column("sent", in_units, is_number=True), Column("received", in_units, is_number=True)),
+        ]
+        return Table(columns, [tuple(row.to_dict().values())[:6] for row in self])
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
 
 
 def summarize(collectives: Iterable[Collective]) -> list[GroupSummary]:
-    """Sums up by group and operator, the most bytes first."""
+    """Return the sums by group and operator, the most bytes first."""
     by_kind: dict[tuple[str, tuple[int, ...], str], list[Collective]] = {}
     for one in collectives:
         by_kind.setdefault((one.group, one.ranks, one.operator), []).append(one)
     rows = [_sum_up(alike) for alike in by_kind.values()]
-    return sorted(rows, key=lambda row: (-max(row.bytes_in, row.bytes_out), row.group, row.operator))
+    return sorted(rows, key=lambda row: (-max(row.bytes_sent, row.bytes_received), row.group, row.operator))
 
 
 def _sum_up(alike: Sequence[Collective]) -> GroupSummary:
@@ -126,13 +175,13 @@ def _sum_up(alike: Sequence[Collective]) -> GroupSummary:
         group_size=first.group_size,
         operator=first.operator,
         calls=len(alike),
-        bytes_in=sum(one.bytes_in for one in alike),
-        bytes_out=sum(one.bytes_out for one in alike),
+        bytes_sent=sum(one.bytes_sent for one in alike),
+        bytes_received=sum(one.bytes_received for one in alike),
     )
 
 
 def summarize_phases(collectives: Sequence[Collective], phases: Iterable[Phase]) -> list[GroupSummary]:
-    """Sums up each phase. Successive steps that communicate alike have one summary, with the numbers of one step."""
+    """Return the sums of each phase. Successive steps with equal sums share one row, with the numbers of one step."""
     groups: list[tuple[str, str, list[GroupSummary]]] = []
     for name, begin, end in phases:
         rows = summarize(collectives[begin:end])
@@ -150,6 +199,6 @@ def _span(first: str, last: str) -> str:
 
 
 def peers_of(collectives: Iterable[Collective]) -> list[int]:
-    """Returns the global ranks with which messages were exchanged, in ascending order."""
+    """Return the global ranks with which messages were exchanged, in ascending order."""
     messages = (one for one in collectives if one.operator.startswith(("send", "recv")) and one.peer is not None)
     return sorted({one.ranks[one.peer] for one in messages if one.peer is not None})

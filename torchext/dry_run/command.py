@@ -1,53 +1,253 @@
-"""`python -m torchext.dry_run`: will this job fit, and what does it send?"""
+"""The command `torchext dry-run`: run ranks of a training job without its GPUs, and report whether they fit."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from .. import terminal
 from ..fake.assumed_values import ValuePolicy
-from ..fake.gpus import FakeGPU
+from ..fake.gpus import FakeGPU, as_fake_gpu
 from .ending import run_to_its_end
 from .files import FILES, Overlay
 from .files.guard import can_guard
+from .json_report import json_report
 from .launch_lines import Launch, launcher_of, without_python
-from .pages import page_of, text_of
 from .progress import FORWARD, STEP, Goal
 from .rank_processes import RankProcesses, child_command, environment_for
+from .reports import fits, html_report, text_report
 from .running import RankReport
+from .world import DEFAULT_VALUES
 
-__all__ = ["exit_code_of", "main"]
+__all__ = ["configure", "exit_code_of", "main"]
 
 FAILED = 1
 DOES_NOT_FIT = 3
 TOO_FEW = 4
 
 DESCRIPTION = """\
-Runs a program as one rank of a job, without its GPUs and without the other processes, for some steps of its optimizers
-or some forward passes. Reports whether it fits, where the memory goes, and which collectives move how many bytes.
+Run a program as one rank of a job, without its GPUs and without the other ranks, for some steps of its optimizers or
+some forward passes. Report whether it fits, where the memory goes, and which collectives move how many bytes.
 
-  python -m torchext.dry_run --world-size 1024 --rank 0,511 --gpu H100-80GB -- train.py --batch-size 4
-  python -m torchext.dry_run --world-size 64 --steps 2 --report report.html -- -m my_package.train --config 8b.toml
-
-The exit code is that of the rank with the worst outcome, in this order:
-  1 or the program's own code: the program has failed
-  3: it does not fit
-  4: it ended by itself before it made as many steps, or forward passes, as were asked for
-  0: it fits
+examples:
+  torchext dry-run --world-size 1024 --rank 0,511 --gpu H100-80GB -- train.py --batch-size 4
+  torchext dry-run --world-size 64 --steps 2 --report report.html -- -m my_package.train --config 8b.toml
 """
 
+EXIT_CODES = """\
+exit codes:
+  0    every rank fits
+  1    the program failed: with an error, or with an exit code other than 0, which the report prints
+  2    an argument is wrong
+  3    a rank does not fit
+  4    the program ended before it made the requested number of steps or forward passes
+  130  interrupted; the finished ranks are reported
+The rank with the worst outcome decides, in the order 1, 3, 4, 0.
+"""
 
 STAGES = "stages"
 
 
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of this command."""
+    parser.description, parser.epilog = DESCRIPTION, EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(run=lambda options: _run(parser, options))
+    add = parser.add_argument_group("job").add_argument
+    add("--world-size", type=int, metavar="N", help="the number of ranks of a job that torchrun starts (default: none)")
+    add(
+        "--rank",
+        default="0",
+        metavar="R,R-R",
+        help="the ranks to run, one after the other: ranks and ranges, all, or stages: rank 0 and each rank that "
+        "exchanges messages with one of these, as the stages of a pipeline do (default: 0)",
+    )
+    add("--gpu", default="H100-80GB", metavar="MODEL", help="the model of the GPUs, such as A100 (default: H100-80GB)")
+    add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU; required for an unlisted model")
+    add(
+        "--per-node",
+        type=int,
+        metavar="N",
+        help="the number of GPUs and ranks of a machine (default: 8); without --world-size, the number of GPUs of the "
+        "program (default: 1)",
+    )
+    run = parser.add_argument_group("run")
+    add, goal = run.add_argument, run.add_mutually_exclusive_group()
+    goal.add_argument("--steps", type=int, metavar="N", help="run N steps; each step calls each optimizer (default: 2)")
+    goal.add_argument(
+        "--forwards", type=int, metavar="N", help="run N forward passes instead, for example for inference"
+    )
+    goal.add_argument("--to-end", action="store_true", help="run the program until it ends")
+    add(
+        "--values",
+        default=DEFAULT_VALUES,
+        metavar="POLICY",
+        help="how to answer reads of values that do not exist: raise, or assume followed by ,masks=all|half|none and "
+        f",routing=balanced|same (default: {DEFAULT_VALUES})",
+    )
+    add("--keep-files", type=Path, metavar="DIR", help="keep the files that the program writes in a new folder")
+    add("--unguarded", action="store_true", help="run even if the system cannot keep code in C from writing files")
+    add("--alone", action="store_true", help="do not run other ranks to find out the values that they send")
+    add("--no-lines", action="store_true", help="do not record the lines that allocate memory: faster")
+    add("--no-flops", action="store_true", help="do not run an additional step to count floating-point operations")
+    add("--report", type=terminal.output_file, metavar="FILE.html", help="also write an HTML report")
+    terminal.add_shared_flags(parser, quiet="print no progress of ranks")
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        help="-- script.py ARGS, or -- -m module ARGS, or a command line of torchrun, accelerate launch or deepspeed; "
+        "{rank}, {local_rank} and {world_size} are replaced where they are an argument or follow its equals sign",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m torchext.dry_run`.
+
+    Args:
+        arguments: The arguments after the name of the module; by default those of the process.
+
+    Returns:
+        The exit code.
+    """
+    parser = terminal.CommandLineParser("python -m torchext.dry_run")
+    configure(parser)
+    return terminal.run_command(parser, arguments)
+
+
+def exit_code_of(reports: Sequence[RankReport]) -> int:
+    """Return the exit code for the rank with the worst outcome: failed, does not fit, too few steps, fits."""
+    if any(report.error or report.mismatches or report.exit_code for report in reports):
+        return FAILED
+    if any(report.out_of_memory for report in reports):
+        return DOES_NOT_FIT
+    return 0 if all(report.has_enough for report in reports) else TOO_FEW
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    _check(parser, options, program)
+    try:
+        goal, gpu = _goal(options), _gpu(options)
+        ValuePolicy.parse(options.values)
+        launch = _launch(options, program)
+        ranks = _ranks(options.rank, launch.size or 1)
+        _check_program(launch.program)
+    except ValueError as error:
+        parser.error(str(error))
+    run = _Run(options, launch, ranks, RankProcesses(options, launch, gpu, goal))
+    run.run()
+    run.write_reports(program, gpu)
+    return run.exit_code
+
+
+class _Run:
+    """The ranks of one call of the command, and their reports."""
+
+    def __init__(self, options: argparse.Namespace, launch: Launch, ranks: list[int], processes: RankProcesses) -> None:
+        self._options = options
+        self._launch = launch
+        self._size = launch.size or 1
+        self._ranks = ranks
+        self._processes = processes
+        self._reports: dict[int, RankReport] = {}
+        self._is_interrupted = False
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        if self._is_interrupted:
+            return terminal.INTERRUPTED
+        return FAILED if self._processes.mismatches else exit_code_of(list(self._reports.values()))
+
+    def run(self) -> None:
+        """Run the ranks, and print the report of each when it is finished."""
+        try:
+            with self._processes:
+                while self._ranks:
+                    self._print(self._processes.report_of(self._ranks.pop(0)))
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            for report in self._processes.finished_reports():
+                if report.rank not in self._reports:
+                    self._print(report)
+            finished = ", ".join(map(str, sorted(self._reports))) or "none"
+            print(f"\ninterrupted; finished ranks: {finished}", file=sys.stderr)
+        printed = {mismatch for report in self._reports.values() for mismatch in report.mismatches}
+        for mismatch in self._processes.mismatches:
+            if mismatch not in printed:
+                print(mismatch, file=self._processes.out)
+        for report in self._reports.values():
+            report.mismatches = self._processes.mismatches_of(report.rank)
+
+    def _print(self, report: RankReport) -> None:
+        self._reports[report.rank] = report
+        report.mismatches = self._processes.mismatches_of(report.rank)
+        summary, newline, tables = text_report(report, self._size).partition("\n")
+        out = self._processes.out
+        summary = terminal.colored(summary, "green" if fits(report) else "red", out)
+        print(f"{summary}{newline}{tables}", end="\n\n", file=out, flush=True)
+        if report.error:
+            print(report.error, file=sys.stderr)
+        if self._options.rank == STAGES:
+            self._ranks += sorted(set(report.peers) - self._reports.keys() - set(self._ranks))
+
+    def write_reports(self, program: Sequence[str], gpu: FakeGPU) -> None:
+        """Write the HTML report and the JSON report, if they are requested."""
+        reports = list(self._reports.values())
+        reported = {mismatch for report in reports for mismatch in report.mismatches}
+        others = [mismatch for mismatch in self._processes.mismatches if mismatch not in reported]
+        path = self._options.report
+        if path is not None:
+            path.write_text(html_report(reports, self._size, shlex.join(program), others))
+            print(f"The report is in {path}.", file=self._processes.out)
+        per_node = gpu.count if self._launch.size is None else self._launch.per_node or 8
+        if self._size > 1:
+            gpu = replace(gpu, count=min(per_node, self._size))  # as in `world()`
+        job = {
+            "program": list(program),
+            "world_size": self._size,
+            "per_node": per_node,
+            "values": self._options.values,
+            "exit_code": self.exit_code,
+            "interrupted": self._is_interrupted,
+            "other_mismatches": others,
+        }
+        terminal.write_json(self._options.json, "dry-run", json_report(job, gpu, reports))
+
+
+# ---- Arguments ----
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program: list[str]) -> None:
+    """Exit with an error if an argument is wrong."""
+    if not program or program == ["-m"]:
+        parser.error("the program is missing: give it after --, as in -- train.py --batch-size 4")
+    for flag in ("world_size", "per_node", "steps", "forwards"):
+        value = getattr(options, flag)
+        if value is not None and value < 1:
+            parser.error(f"--{flag.replace('_', '-')}: expected at least 1, got {value}")
+    if options.keep_files is not None and options.keep_files.exists():
+        parser.error(f"--keep-files: {options.keep_files} exists")
+    if not options.unguarded and not can_guard():
+        parser.error(
+            "this system has no Landlock (Linux 5.19 or later), so a dry run cannot keep code in C, and programs that "
+            "are started, from changing files; --unguarded runs without it, and guards only Python's own functions"
+        )
+
+
 def _ranks(text: str, size: int) -> list[int]:
-    """The ranks that `--rank` names, in that order; for `stages` the first."""
+    """Return the ranks that `--rank` names, in that order; for `stages` the first.
+
+    Raises:
+        ValueError: `text` does not name ranks, or the job does not have them.
+    """
     if text == STAGES:
         return [0]
     if text == "all":
@@ -55,80 +255,13 @@ def _ranks(text: str, size: int) -> list[int]:
     ranks: dict[int, None] = {}
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"expected ranks such as 0,8-15, or all, or {STAGES}; got {text!r}")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            near = terminal.suggestion(text, ["all", STAGES])
+            raise ValueError(f"--rank: expected ranks such as 0,8-15, or all, or {STAGES}; got {text!r}{near}")
         ranks.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
     if not ranks or max(ranks) >= size:
-        raise ValueError(f"a job of {size} has the ranks 0 to {size - 1}; got {text!r}")
+        raise ValueError(f"--rank: a job of {size} has the ranks 0 to {size - 1}; got {text!r}")
     return list(ranks)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m torchext.dry_run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add(
-        "--world-size",
-        type=int,
-        metavar="N",
-        help="how many processes torchrun starts (by default it starts none, and the program runs alone)",
-    )
-    add(
-        "--rank",
-        default="0",
-        metavar="R,R-R",
-        help="which of them to run, one after the other: ranks and ranges, all, or stages, which are rank 0 and each "
-        "rank that exchanges messages with one of these, as the stages of a pipeline do (default: 0)",
-    )
-    add("--gpu", default="H100-80GB", metavar="MODEL", help="what the GPUs are, such as A100-40GB (default: H100-80GB)")
-    add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU, where the model is unknown or another")
-    add(
-        "--per-node",
-        type=int,
-        metavar="N",
-        help="how many GPUs and processes a machine has (default: 8); without --world-size, the GPUs of the program "
-        "(default: 1)",
-    )
-    goal = parser.add_mutually_exclusive_group()
-    goal.add_argument(
-        "--steps", type=int, metavar="N", help="how many steps to run: each optimizer is called in each (default: 2)"
-    )
-    goal.add_argument("--forwards", type=int, metavar="N", help="run N forward passes instead, such as for inference")
-    goal.add_argument("--to-end", action="store_true", help="run the program to its own end, whatever it does")
-    add(
-        "--values",
-        default="assume",
-        metavar="POLICY",
-        help="what becomes of reading values that do not exist: raise, or assume, which ,masks=all|half|none and "
-        ",routing=balanced|same can follow (default: assume,masks=all,routing=balanced)",
-    )
-    add(
-        "--keep-files",
-        type=Path,
-        metavar="DIR",
-        help="keep what the program writes in a folder that does not exist yet",
-    )
-    add(
-        "--unguarded",
-        action="store_true",
-        help="run also where the system cannot keep other code than Python's from writing files",
-    )
-    add(
-        "--alone",
-        action="store_true",
-        help="run each rank by itself: no other ranks are run to find out what they send to it",
-    )
-    add("--report", type=Path, metavar="FILE.html", help="also write a page")
-    add("--no-lines", action="store_true", help="do not look for the lines that made tensors: faster")
-    add("--no-flops", action="store_true", help="do not run one more step to count floating-point operations")
-    add(
-        "program",
-        nargs=argparse.REMAINDER,
-        help="-- script.py ARGS, or -- -m module ARGS, or a command line of torchrun, accelerate launch or deepspeed; "
-        "the arguments {rank}, {local_rank} and {world_size}, also behind =, are replaced",
-    )
-    return parser
 
 
 def _goal(options: argparse.Namespace) -> Goal:
@@ -138,12 +271,39 @@ def _goal(options: argparse.Namespace) -> Goal:
 
 
 def _gpu(options: argparse.Namespace) -> FakeGPU:
-    memory = 0 if options.gpu_memory is None else int(options.gpu_memory * 2**30)
-    return FakeGPU(options.gpu, count=options.per_node or 1, memory=memory)
+    count = options.per_node or 1
+    if options.gpu_memory is not None:
+        return FakeGPU(options.gpu, count=count, memory=int(options.gpu_memory * 2**30))
+    try:
+        gpu = as_fake_gpu(options.gpu)
+    except ValueError as error:
+        known = str(error).partition(" For another one")[0]  # which is about the Python API
+        raise ValueError(f"--gpu: {known} For another model, pass its memory with --gpu-memory GIB.") from error
+    assert gpu is not None
+    return replace(gpu, count=count)
+
+
+def _check_program(program: Sequence[str]) -> None:
+    """Raise ValueError if the script or the module does not exist."""
+    if program[0] != "-m":
+        if "{" not in program[0] and not Path(program[0]).exists():
+            near = terminal.suggestion(program[0], _scripts_beside(Path(program[0])))
+            raise ValueError(f"the script {program[0]!r} does not exist{near}")
+        return
+    top = program[1].partition(".")[0]
+    if not (Path(top).is_dir() or Path(f"{top}.py").exists() or importlib.util.find_spec(top)):
+        raise ValueError(f"the module {program[1]!r} does not exist")
+
+
+def _scripts_beside(script: Path) -> Iterable[str]:
+    return (str(path) for path in script.parent.glob("*.py"))
+
+
+# ---- Launchers ----
 
 
 def _launch(options: argparse.Namespace, line: list[str]) -> Launch:
-    """What to run, by the command line that follows the options, and the options, which come first."""
+    """Return what the command line after the options starts; the options take precedence."""
     line = without_python(line)
     called = launcher_of(line)
     launch = Launch(line) if called is None else _ask_launcher(options, called)
@@ -155,92 +315,12 @@ def _ask_launcher(options: argparse.Namespace, called: list[str]) -> Launch:
     with TemporaryDirectory(prefix="torchext-", ignore_cleanup_errors=True) as folder:
         task, answer = Path(folder) / "task", Path(folder) / "answer"
         task.write_text(json.dumps({"module": called[0], "arguments": called[1:], "gpus": options.per_node or 8}))
-        code = _run_child(options, folder, "launch_lines", task, answer, {})
+        command = child_command(options, folder, "launch_lines", task, answer)
+        out = terminal.STDERR if options.json == terminal.STDOUT else None
+        code = run_to_its_end(command, environment_for(Overlay(folder), {}), FILES, stdout=out)
         if not answer.exists():
-            raise ValueError(f"{called[0]} has ended with code {code}, and has started nothing")
+            raise ValueError(f"{called[0]} ended with code {code} before it started a process")
         found = json.loads(answer.read_text())
     if "error" in found:
         raise ValueError(f"{called[0]}: {found['error']}; give --world-size and the program itself")
     return Launch(**found)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        arguments: Those after the name of the module; by default those of the process.
-
-    Returns:
-        The exit code.
-    """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    program = options.program[1:] if options.program[:1] == ["--"] else options.program
-    if not program or program == ["-m"]:
-        parser.error("which program? Give it after --, as in: -- train.py --batch-size 4")
-    if options.world_size is not None and options.world_size < 1:
-        parser.error("--world-size: at least 1")
-    if options.per_node is not None and options.per_node < 1:
-        parser.error("--per-node: at least 1")
-    goal = _goal(options)
-    if goal.count is not None and goal.count < 1:
-        parser.error("--steps and --forwards: at least 1")
-    if options.keep_files is not None and options.keep_files.exists():
-        parser.error(f"--keep-files: {options.keep_files} exists")
-    if not options.unguarded and not can_guard():
-        parser.error(
-            "this system has no Landlock (Linux 5.19 or later), so a dry run cannot keep code in C, and programs that "
-            "are started, from changing files; --unguarded runs all the same, and keeps Python's own functions only"
-        )
-    try:
-        launch = _launch(options, program)
-        size = launch.size or 1
-        ranks = _ranks(options.rank, size)
-        ValuePolicy.parse(options.values)
-        gpu = _gpu(options)
-    except ValueError as error:
-        parser.error(str(error))
-    reports: list[RankReport] = []
-    with RankProcesses(options, launch, gpu, goal) as processes:
-        while ranks:
-            report = processes.report_of(ranks.pop(0))
-            reports.append(report)
-            report.mismatches = processes.mismatches_of(report.rank)
-            print(text_of(report, size), end="\n\n", flush=True)
-            if report.error:
-                print(report.error, file=sys.stderr)
-            if options.rank == STAGES:
-                ranks += sorted(set(report.peers) - {one.rank for one in reports} - set(ranks))
-    printed = {mismatch for report in reports for mismatch in report.mismatches}
-    for mismatch in processes.mismatches:
-        if mismatch not in printed:
-            print(mismatch)
-    for report in reports:
-        report.mismatches = processes.mismatches_of(report.rank)
-    if options.report is not None:
-        reported = {mismatch for report in reports for mismatch in report.mismatches}
-        notes = [mismatch for mismatch in processes.mismatches if mismatch not in reported]
-        options.report.write_text(page_of(reports, size, shlex.join(program), notes))
-        print(f"The report is in {options.report}.")
-    return FAILED if processes.mismatches else exit_code_of(reports)
-
-
-def exit_code_of(reports: Sequence[RankReport]) -> int:
-    """The code of the rank with the worst outcome: failed, does not fit, too few steps, fits."""
-    if any(report.error or report.mismatches for report in reports):
-        return FAILED
-    for report in reports:
-        if report.exit_code:
-            return report.exit_code if report.exit_code % 256 else FAILED  # of which a process has the last eight bits
-    if any(report.out_of_memory for report in reports):
-        return DOES_NOT_FIT
-    return 0 if all(report.has_enough for report in reports) else TOO_FEW
-
-
-def _run_child(
-    options: argparse.Namespace, folder: str, module: str, task: Path, answer: Path, variables: dict[str, str]
-) -> int:
-    """Runs one of the modules here in a process of its own, which changes no files outside of `folder`."""
-    command = child_command(options, folder, module, task, answer)
-    return run_to_its_end(command, environment_for(Overlay(folder), variables), FILES)

@@ -1,12 +1,11 @@
-"""Programs that compile: in a dry run what they compile runs as it is written.
+"""Programs that call `torch.compile()`: in a dry run their functions run eagerly.
 
-Inductor makes kernels for the GPU, by Triton, and calls them with addresses; a fake GPU runs no kernels. What a
-compiled program allocates is therefore not known here. `torch.compiler.set_stance("force_eager")` is PyTorch's own way
-to ignore compilers, and the report says that they were ignored. Backends that call PyTorch's operators are left alone.
+Inductor generates Triton kernels and calls them with addresses, but a fake GPU runs no kernels. So the memory of a
+compiled program is unknown here. `torch.compiler.set_stance("force_eager")` makes PyTorch ignore compilers, and the
+report contains a remark. Backends that call PyTorch operators are not ignored.
 
-Where the program without a compiler would need memory of another order of magnitude, it is counted as compiled:
-`flex_attention`, and the masks of blocks for it that a compiled function makes, for which no kernel writes what the
-mask says of each query and key.
+Programs that need memory of another order of magnitude without a compiler are counted as compiled: `flex_attention`,
+and its block masks if a compiled function makes them. For these no kernel writes the mask of each query and key.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ from ..tools.imports import once_imported
 from ..tools.source_lines import place_of, users_frame
 from .current import Job, current, while_world_is_open
 
-__all__ = ["noting_graphs"]
+__all__ = ["remarking_on_graphs"]
 
-# Those that call operators of PyTorch, of `torch._dynamo.backends.debugging`.
+# Backends of `torch._dynamo.backends.debugging` that call PyTorch operators.
 BACKENDS_THAT_CALL_OPERATORS = ("eager", "aot_eager", "aot_eager_decomp_partition")
 
-IGNORED = "torch.compile() was ignored: this is the memory of the program that is not compiled"
+IGNORED = "torch.compile() was ignored: this is the memory of the program when it is not compiled"
 
 FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 
 
 def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 it replaces that of torch
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 it replaces torch.compile
         job = current()
         backend = kwargs.get("backend") or "inductor"
         is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
-        if job is not None and job.gpus is not None and not is_known and not kwargs.get("disable"):
+        if job is not None and job.gpu is not None and not is_known and not kwargs.get("disable"):
             _ignore_compilers(job)
             note = _once(partial(job.remark, IGNORED, place_of(users_frame())))
             if isinstance(model, FunctionType | MethodType):
                 model = _compiled(model, note)
             elif not isinstance(model, torch.nn.Module | None):
-                note()  # its calls are not seen
+                note()  # calls of other callables cannot be observed
             return _marked(original(model, *args, **kwargs), note)
         return original(model, *args, **kwargs)
 
@@ -61,17 +60,17 @@ def _remark(job: Job, text: str) -> None:
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:
-    """Libraries compile functions when they are imported, which a program need not call."""
+    """Return a function that runs `call` once: libraries compile functions at import that a program may never call."""
     calls = [call]
     return lambda: calls.pop()() if calls else None
 
 
 @contextmanager
-def noting_graphs(job: Job) -> Iterator[None]:
-    """Adds a remark about CUDA graphs to the report."""
+def remarking_on_graphs(job: Job) -> Iterator[None]:
+    """Add a remark about CUDA graphs to the report."""
     text = (
-        "A CUDA graph was captured by running its body once, in a memory pool of its own. Replaying it computes "
-        "nothing, and counts its passes, calls of optimizers and collectives again"
+        "A CUDA graph was captured by running its body once, in a separate memory pool. Replaying it computes nothing, "
+        "and counts its passes, optimizer calls and collectives again"
     )
     note = partial(_remark, job, text)
     graph_observers.append(note)
@@ -86,10 +85,10 @@ def _ignore_compilers(job: Job) -> None:
         job.ignores_compilers = True
         job.when_left.callback(torch.compiler.set_stance, "default")
         torch.compiler.set_stance("force_eager")
-        told = partial(_remark, job, "flex_attention() was counted as the kernel that a compiler makes of it")
-        job.when_left.enter_context(attending_by_kernel(told))
-        _teach_flex_attention()
-        job.when_left.enter_context(once_imported(FLEX_ATTENTION, _teach_flex_attention))
+        note = partial(_remark, job, "flex_attention() was counted as the kernel that a compiler generates")
+        job.when_left.enter_context(attending_by_kernel(note))
+        _patch_flex_attention()
+        job.when_left.enter_context(once_imported(FLEX_ATTENTION, _patch_flex_attention))
 
 
 _is_in_compiled_code: ContextVar[bool] = ContextVar("_is_in_compiled_code", default=False)
@@ -109,14 +108,14 @@ def _compiled(function: Callable[..., Any], note: Callable[[], None]) -> Callabl
 
 
 def _marked(compiled: Any, note: Callable[[], None]) -> Any:
-    """A compiled module is another module, which has its forward pass as an attribute."""
+    """Mark the forward pass of a compiled module, which is an attribute of the wrapper that PyTorch returns."""
     if isinstance(compiled, torch.nn.Module) and "forward" in vars(compiled):
         compiled.forward = _compiled(compiled.forward, note)
     return compiled
 
 
 def _without_elements(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What `create_mask()` returns, as a view of one element."""
+    """Return the mask of `create_mask()` as a view of one element."""
 
     def create_mask(
         mod_fn: Callable[..., Any], batch: int | None, heads: int | None, queries: int, keys: int, device: Any = None
@@ -130,7 +129,7 @@ def _without_elements(original: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 def _of_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `_convert_mask_to_block_mask()` returns: for each block, whether some of it counts, and whether all does."""
+    """Return the two masks of `_convert_mask_to_block_mask()`, for partial and for full blocks."""
 
     def convert(
         mask: torch.Tensor, query_block: int = 128, key_block: int = 128, separate_full_blocks: bool = False
@@ -145,21 +144,21 @@ def _of_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     return convert
 
 
-_taught: set[int] = set()
+_patched: set[int] = set()
 
 
-def _teach_flex_attention() -> None:
+def _patch_flex_attention() -> None:
     module = sys.modules.get(FLEX_ATTENTION)
-    if module is None or id(module) in _taught:
+    if module is None or id(module) in _patched:
         return
-    _taught.add(id(module))
-    reason = "makes what Inductor's kernels do not write"
+    _patched.add(id(module))
+    reason = "allocates masks that Inductor's kernels do not write"
     while_world_is_open.patch(module, "create_mask", _without_elements, reason)
     while_world_is_open.patch(module, "_convert_mask_to_block_mask", _of_blocks, reason)
 
 
 def _install() -> None:
-    while_world_is_open.patch(torch, "compile", _ignored, "makes kernels for GPUs, which fake ones do not run")
+    while_world_is_open.patch(torch, "compile", _ignored, "generates GPU kernels, which fake GPUs do not run")
 
 
 while_world_is_open.declare(_install)

@@ -1,4 +1,4 @@
-"""The world that is open: process groups belong to the process, so there is one at a time."""
+"""The open world. Process groups belong to the process, so only one world can be open."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ MOST_PLACES = 4  # of a remark
 
 
 class Job:
-    """What the replaced functions of PyTorch have to know of the world that is open.
+    """The state of an open world, for the replaced functions of PyTorch.
 
     Attributes:
-        size: How many processes the job has.
-        rank: The rank of the one that is there.
-        per_node: How many share a machine.
-        gpus: What the GPUs of its machine are like; None if it has none.
-        store: Where the processes would meet.
-        recorder: Is told of collectives.
-        has_own_group: Whether the default process group is one that the program has not asked for.
+        size: The number of ranks of the job.
+        rank: The rank of this process.
+        per_node: The number of ranks and GPUs of a machine.
+        gpu: The GPUs of a machine; None for a job without GPUs.
+        store: The store of the default process group.
+        recorder: Records collectives.
+        has_own_group: Whether the default process group was made by the world, not by the program.
         ignores_compilers: Whether the program has called `torch.compile()`, without effect.
-        when_left: What to undo when the block is left.
+        when_left: Callbacks for the end of the block.
     """
 
-    def __init__(self, size: int, rank: int, per_node: int, gpus: FakeGPU | None, store: Any, recorder: Any) -> None:
+    def __init__(self, size: int, rank: int, per_node: int, gpu: FakeGPU | None, store: Any, recorder: Any) -> None:
         self.size = size
         self.rank = rank
         self.per_node = per_node
-        self.gpus = gpus
+        self.gpu = gpu
         self.store = store
         self.recorder = recorder
         self.has_own_group = False
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def messages(self) -> Any:
-        """What the ranks send to each other; None if this rank runs by itself, and in processes that it has forked."""
+        """The messages between ranks; None if this rank runs alone, and in processes that it has forked."""
         return self._messages if self._process == os.getpid() else None
 
     @messages.setter
@@ -56,35 +56,35 @@ class Job:
         self._messages = messages
 
     def remark(self, text: str, place: str) -> None:
-        """Adds a remark to the report, once for all places of the program."""
+        """Add a remark to the report, once for all places of the program."""
         self._remarks.setdefault(text, {})[place] = None
 
     def count_launch(self, kernel: str) -> None:
-        """Counts a launch of a kernel that Triton would have compiled."""
+        """Count a launch of a kernel that Triton would have compiled."""
         self._launches[kernel] += 1
 
     @property
     def remarks(self) -> list[str]:
-        """What was done otherwise than the program says, and where, for the reader of the report."""
+        """The differences between the dry run and the program, with the places where they occur."""
         remarks = [f"{text} ({_listed(places)})." for text, places in self._remarks.items()]
         if self._launches:
             counts = ", ".join(f"{count} x {kernel}" for kernel, count in self._launches.most_common())
-            remarks.append(f"Kernels of Triton were launched and not run, so what they write has no values: {counts}.")
+            remarks.append(f"Triton kernels were launched but not run, so their results have no values: {counts}.")
         return remarks
 
     @property
     def local_rank(self) -> int:
-        """The rank among the processes of its machine."""
+        """The rank within its machine."""
         return self.rank % self.per_node
 
     @property
     def on_node(self) -> int:
-        """How many processes its machine has: the last may have fewer."""
+        """The number of ranks of its machine. The last machine may have fewer than `per_node`."""
         return min(self.per_node, self.size - self.rank // self.per_node * self.per_node)
 
 
 def _listed(places: Iterable[str]) -> str:
-    """The first of the places, which may be as many as a library has functions."""
+    """Return the first places, separated by commas. A library may have hundreds of them."""
     known = [place for place in places if place]
     more = [f"and {len(known) - MOST_PLACES} more"] if len(known) > MOST_PLACES else []
     return ", ".join([*known[:MOST_PLACES], *more])
@@ -96,24 +96,24 @@ _open: list[Job] = []
 
 
 def current() -> Job | None:
-    """Returns the world that is open, if there is one."""
+    """Return the open world, or None."""
     return _open[0] if _open else None
 
 
 def enter(world: Job) -> None:
-    """Opens `world`.
+    """Open `world`.
 
     Raises:
-        RuntimeError: Another one is open.
+        RuntimeError: Another world is open.
     """
     if _open:
         raise RuntimeError(
-            f"A dry run of rank {_open[0].rank} of {_open[0].size} is going on, and process groups belong to the "
+            f"A dry run of rank {_open[0].rank} of {_open[0].size} is active, and process groups belong to the "
             "process. Leave its block first, or use another process."
         )
     _open.append(world)
 
 
 def leave(world: Job) -> None:
-    """Closes `world`."""
+    """Close `world`."""
     _open.remove(world)

@@ -1,8 +1,8 @@
 """Data loaders in a dry run: they read real data, in this process.
 
-Samplers shuffle real numbers and datasets open real files, so a loader computes as if there were no fakes; a batch
-becomes fake when it is moved to a fake device. A dataset that holds fakes, because it was made of `torch.randn()` in
-the program, is read as it is, and only the sampler computes for real. Nothing is pinned: there is no device to pin for.
+Samplers shuffle real numbers and datasets open real files, so a loader computes with real tensors; a batch becomes
+fake when it is moved to a fake device. A dataset that holds fakes, for example from `torch.randn()` in the program, is
+read unchanged, and only the sampler computes with real tensors. Nothing is pinned, because the devices are fake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .current import current, while_world_is_open
 
 __all__: list[str] = []
 
-# How deep datasets wrap datasets, and keep their tensors in containers.
+# The depth to which wrapped datasets and containers are searched for tensors.
 DEEPEST = 6
 
 
@@ -31,7 +31,7 @@ def _install() -> None:
     patch(base, "__init__", _without_pinning, "reads a seed, and starts to pin memory")
     patch(base, "__next__", _reading_real_data, "computes with the values of indices and data")
     patch(base, "_next_index", _sampling, "computes with the values of indices")
-    patch(dataloader.DataLoader, "_get_iterator", _in_this_process, "starts workers, which inherit that all is fake")
+    patch(dataloader.DataLoader, "_get_iterator", _in_this_process, "starts workers, which inherit the fake mode")
     patch(dataset, "random_split", _really, "reads a permutation")
 
 
@@ -74,7 +74,7 @@ def _reading_real_data(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Workers are real processes, in which nothing is fake. They cannot be sent a dataset of fakes."""
+    """Start workers without fake mode. A dataset of fakes cannot be sent to them, so it is read in this process."""
 
     def _get_iterator(self: Any) -> Any:
         if current() is None:
@@ -97,7 +97,7 @@ def _state_for(data: object) -> AbstractContextManager[None]:
 
 
 def holds_fakes(value: object, depth: int = DEEPEST) -> bool:
-    """Returns true if a dataset has a fake tensor in its attributes, or those of a dataset that it wraps."""
+    """Return true if a dataset, or one that it wraps, has a fake tensor in its attributes."""
     if isinstance(value, torch.Tensor):
         return _C.is_fake(value)
     if depth == 0:

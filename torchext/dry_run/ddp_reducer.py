@@ -1,8 +1,8 @@
 """The reducer of `DistributedDataParallel` for fakes.
 
-PyTorch's is C++ (`reducer.cpp`), and compares addresses of memory where nothing can be answered for fakes. This one
-fills, reduces and empties the same buckets in the same order, by the same operators, so that memory and communication
-are the same. Whether other ranks have used a parameter is unknown: they are taken to use what this one uses.
+PyTorch's reducer is written in C++ (`reducer.cpp`), and compares memory addresses, which fakes do not have. This one
+fills, reduces and empties the same buckets in the same order, with the same operators, so memory and communication
+are the same. It assumes that all ranks use the same parameters.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ FIRST_BUCKET_BYTES = 1024 * 1024
 
 
 class FakeGradBucket:
-    """What a communication hook is given: see `torch.distributed.GradBucket`."""
+    """The argument of a communication hook: see `torch.distributed.GradBucket`."""
 
     def __init__(self, index: int, count: int, bucket: _Bucket) -> None:
         self._index, self._count, self._bucket = index, count, bucket
         self._buffer = bucket.buffer
 
     def index(self) -> int:
-        """The number of the bucket."""
+        """Return the number of the bucket."""
         return self._index
 
     def buffer(self) -> Tensor:
-        """All gradients in one tensor."""
+        """Return all gradients in one tensor."""
         return self._buffer
 
     def set_buffer(self, buffer: Tensor) -> None:
-        """Replaces them."""
+        """Replace the buffer."""
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """The gradients, as views of the buffer."""
+        """Return the gradients, as views of the buffer."""
         return [
             self._buffer.narrow(0, offset, parameter.numel()).view(parameter.shape)
             for offset, parameter in zip(self._bucket.offsets, self._bucket.parameters, strict=True)
         ]
 
     def parameters(self) -> list[Tensor]:
-        """Whose gradients they are."""
+        """Return the parameters of these gradients."""
         return list(self._bucket.parameters)
 
     def is_last(self) -> bool:
-        """Whether it is the last one of this backward pass."""
+        """Return true for the last bucket of the backward pass."""
         return self._index == self._count - 1
 
 
@@ -74,7 +74,7 @@ class _Bucket:
 
 @dataclass
 class _Iteration:
-    """What is known of the backward pass that is going on."""
+    """The state of the current backward pass."""
 
     next_bucket: int = 0
     has_marked_unused: bool = False
@@ -85,7 +85,7 @@ class _Iteration:
 
 
 class FakeReducer:
-    """Has the methods of `torch.distributed.Reducer`, and the arguments of its constructor."""
+    """A reducer with the methods and constructor arguments of `torch.distributed.Reducer`."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class FakeReducer:
     ) -> None:
         if any(expect_sparse_gradients):
             raise NotImplementedError(
-                "DistributedDataParallel with sparse gradients, as of nn.Embedding(sparse=True), does not work in a "
-                "dry run. Use dense gradients."
+                "A dry run does not support sparse gradients with DistributedDataParallel, for example of "
+                "nn.Embedding(sparse=True). Use dense gradients."
             )
         self._parameters = list(params)
         self._group = process_group
@@ -138,16 +138,16 @@ class FakeReducer:
         if find_unused_parameters:
             self._make_used_map()
 
-    # What DistributedDataParallel calls, in the order of a step.
+    # Methods that DistributedDataParallel calls, in the order of a step.
 
     def set_logger(self, logger: object) -> None:
-        """There is nothing to log."""
+        """Do nothing: a dry run logs nothing."""
 
     def prepare_for_forward(self) -> None:
-        """Nothing has to be prepared."""
+        """Do nothing."""
 
     def _rebuild_buckets(self) -> bool:
-        """Makes buckets in the order in which the gradients came, once: `Reducer::rebuild_buckets()`."""
+        """Make buckets in the order in which gradients arrive, once: `Reducer::rebuild_buckets()`."""
         self._check_reducer_finalized()
         if not self._should_rebuild() or not self._arrived:
             return False
@@ -160,7 +160,7 @@ class FakeReducer:
         return True
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
-        """Begins a backward pass that is to be reduced."""
+        """Begin a backward pass whose gradients will be reduced."""
         for bucket in self._buckets:
             bucket.pending = len(bucket.parameters)
         self._iteration = _Iteration(is_expected=True, hooks_left=dict(enumerate(self._triggered)))
@@ -230,25 +230,25 @@ class FakeReducer:
         return self._all_reduce(bucket) if self._hook is None else self._hook(bucket)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Nothing is logged."""
+        """Do nothing."""
 
     def register_hook(self, hook: Callable[[FakeGradBucket], Any]) -> None:
-        """Lets `hook` communicate the buckets.
+        """Register the hook that communicates the buckets.
 
         Raises:
-            RuntimeError: There is one.
+            RuntimeError: A hook is already registered.
         """
         if self._hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self._hook = hook
 
-    # What happens in a backward pass.
+    # The backward pass.
 
     def _make_hook(self, index: int) -> Callable[..., None]:
         return lambda *gradients: self._on_gradient(index)
 
     def _on_gradient(self, index: int) -> None:
-        """The gradient of a parameter has been accumulated: `Reducer::autograd_hook()`."""
+        """Handle an accumulated gradient: `Reducer::autograd_hook()`."""
         if self._is_first_hook:
             self._is_first_hook = False
             self._backward_passes += 1
@@ -290,14 +290,14 @@ class FakeReducer:
         self._fill(bucket, place)
         bucket.pending -= 1
         if bucket.pending == 0:
-            self._reduce_what_is_ready(number)
+            self._reduce_ready_buckets(number)
         if self._iteration.next_bucket == len(self._buckets):
             if self._finds_unused and not self._is_static:
                 self._reduce_used_map()
             Variable._execution_engine.queue_callback(self._finalize)
 
     def _fill(self, bucket: _Bucket, place: int) -> None:
-        """Copies a gradient to its place: `Reducer::mark_variable_ready_dense()`."""
+        """Copy a gradient to its bucket: `Reducer::mark_variable_ready_dense()`."""
         parameter, view = bucket.parameters[place], bucket.views[place]
         gradient = parameter.grad
         with torch.no_grad():
@@ -316,8 +316,8 @@ class FakeReducer:
                 if self._grads_are_views:
                     parameter.grad = view
 
-    def _reduce_what_is_ready(self, number: int) -> None:
-        """Buckets are reduced one after the other: `Reducer::mark_bucket_ready()`."""
+    def _reduce_ready_buckets(self, number: int) -> None:
+        """Reduce complete buckets in their order: `Reducer::mark_bucket_ready()`."""
         if number > self._iteration.next_bucket:
             return
         while self._iteration.next_bucket < len(self._buckets):
@@ -337,7 +337,7 @@ class FakeReducer:
         return _Done(work, buffer)
 
     def _finalize(self) -> None:
-        """All buckets were sent: `Reducer::finalize_backward()`."""
+        """End a backward pass whose buckets were all sent: `Reducer::finalize_backward()`."""
         if self._is_static and self._backward_passes > 1 and self._should_rebuild() and self._arrived is not None:
             self._arrived += self._unused
         self._end_of_backward()
@@ -359,7 +359,7 @@ class FakeReducer:
             self._used_map.zero_()
 
     def _hand_out(self, bucket: _Bucket, place: int, view: Tensor) -> None:
-        """Copies a gradient back: `Reducer::finalize_bucket_dense()`."""
+        """Copy a gradient back: `Reducer::finalize_bucket_dense()`."""
         parameter, own_view = bucket.parameters[place], bucket.views[place]
         is_unused = bucket.indices[place] in self._unused and (self._is_static or self._finds_unused)
         with torch.no_grad():
@@ -375,7 +375,7 @@ class FakeReducer:
                     parameter.grad.copy_(view)
 
     def delay_all_reduce(self) -> None:
-        """Reduces all of the first pass at its end: `Reducer::delay_all_reduce()`."""
+        """Reduce all gradients at the end of the first pass: `Reducer::delay_all_reduce()`."""
         self._unused = [i for i, count in enumerate(self._triggered) if count == 0]
         for index in range(len(self._parameters)):
             number, place = self._locations[index]
@@ -393,7 +393,7 @@ class FakeReducer:
         return (self._is_static or not self._finds_unused) and self._arrived is not None
 
     def _make_buckets(self, indices: Sequence[Sequence[int]]) -> None:
-        """`Reducer::initialize_buckets()`, which frees those that were there before."""
+        """Replace the buckets, and free the old ones first: `Reducer::initialize_buckets()`."""
         self._buckets = []
         self._locations = {}
         for number, members in enumerate(indices):
@@ -418,7 +418,7 @@ class FakeReducer:
         return bucket
 
     def _agree_on(self, indices: Sequence[Sequence[int]]) -> None:
-        """The ranks take the buckets of the first one: `Reducer::sync_bucket_indices()`."""
+        """Broadcast the buckets of rank 0: `Reducer::sync_bucket_indices()`."""
         device = self._parameters[0].device
         for numel in (sum(map(len, indices)) + 1, len(indices)):
             numbers = torch.empty(numel, dtype=torch.int32, device=device)
@@ -426,7 +426,7 @@ class FakeReducer:
             with without_answers():
                 self._group.broadcast([numbers], dist.BroadcastOptions()).wait()
 
-    # Which parameters were used.
+    # Unused parameters.
 
     def _make_used_map(self) -> None:
         if self._used_map is None:
@@ -439,7 +439,7 @@ class FakeReducer:
         self._group.allreduce([self._used_map], dist.AllreduceOptions()).wait()
 
     def _search_unused(self, outputs: Iterable[Tensor]) -> list[int]:
-        """Which parameters are not in the graph of the outputs."""
+        """Return the indices of the parameters that are not in the graph of the outputs."""
         waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
         seen = set(waiting)
         while waiting:
@@ -451,7 +451,7 @@ class FakeReducer:
 
 
 class _Done:
-    """The future of a collective that has ended, and writes what it was given."""
+    """The future of a collective that has ended, with the tensor that it wrote."""
 
     def __init__(self, work: Any, tensor: Tensor) -> None:
         self._work, self._tensor = work, tensor
@@ -462,7 +462,7 @@ class _Done:
 
 
 class FakeLogger:
-    """Has the methods of `torch.distributed.Logger`, and logs nothing."""
+    """A logger with the methods of `torch.distributed.Logger`, which logs nothing."""
 
     def __init__(self, reducer: FakeReducer) -> None:
         self.reducer = reducer
@@ -474,12 +474,12 @@ class FakeLogger:
 
 
 def _accumulator(parameter: Tensor) -> Any:
-    """The node of the graph that accumulates the gradient; whoever holds it keeps it."""
+    """Return the graph node that accumulates the gradient. The caller must hold it: autograd does not keep it."""
     return torch.autograd.graph.get_gradient_edge(parameter).node
 
 
 def _views(buffer: Tensor, bucket: _Bucket) -> list[Tensor]:
-    """Gradients in a buffer, laid out as `AccumulateGrad` makes them ("Gradient Layout Contract")."""
+    """Return the gradients in a buffer, with the strides of `AccumulateGrad` ("Gradient Layout Contract")."""
     views = []
     for offset, parameter in zip(bucket.offsets, bucket.parameters, strict=True):
         is_dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
@@ -508,11 +508,11 @@ def _result_of(future: Any) -> Tensor:
 def _install() -> None:
     import torch.nn.parallel.distributed as parallel
 
-    reason = "compares addresses of memory, of which fakes have none"
+    reason = "compares memory addresses, which fakes do not have"
     while_world_is_open.patch(dist, "Reducer", _for_fakes, reason)
-    while_world_is_open.patch(dist, "Logger", _logging_nothing, "is told by a reducer of C++")
+    while_world_is_open.patch(dist, "Logger", _logging_nothing, "requires the C++ reducer")
     for name in ("_register_comm_hook", "_register_builtin_comm_hook"):
-        while_world_is_open.patch(dist, name, _registering, "takes a reducer of C++")
+        while_world_is_open.patch(dist, name, _registering, "requires the C++ reducer")
     while_world_is_open.patch(
         parallel, "_verify_param_shape_across_processes", _verifying, "reads numbers that other processes send"
     )
@@ -544,7 +544,7 @@ def _registering(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _builtin_hook(kind: Any, reducer: FakeReducer) -> Callable[[FakeGradBucket], Any]:
-    """`default_comm_hooks.cpp`."""
+    """Return a hook of `default_comm_hooks.cpp`."""
 
     def hook(bucket: FakeGradBucket) -> Any:
         buffer = bucket.buffer()
@@ -557,7 +557,7 @@ def _builtin_hook(kind: Any, reducer: FakeReducer) -> Callable[[FakeGradBucket],
 
 
 def _verifying(original: Callable[..., None]) -> Callable[..., None]:
-    """The numbers are sent, and nobody compares them: `verify_params_across_processes()` in reducer.cpp."""
+    """Send the shapes as `verify_params_across_processes()` in reducer.cpp does, without comparing them."""
 
     def verify(group: dist.ProcessGroup, tensors: list[Tensor], logger: Any = None) -> None:
         if not any(map(_C.is_fake, tensors)):

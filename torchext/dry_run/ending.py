@@ -1,4 +1,4 @@
-"""Runs the process of a rank, and ends all that it has started: nothing is left behind after signals, either."""
+"""Run the process of a rank, and end it and its child processes, also after signals."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["TICK", "ChildProcess", "Patience", "raising_on_signals", "run_to_its
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 5.0  # seconds that programs have to end after a signal
-TICK = 0.05  # seconds after which to look whether a process has ended
+TICK = 0.05  # seconds between checks whether a process has ended
 
 
 class Patience:
-    """Gives processes some seconds to end, all of them together, or less if a signal arrives in the block.
+    """A block that gives a group of processes some seconds to end, and less if a signal arrives.
 
     Signals do not interrupt the block. The last one is raised again after it.
     """
@@ -35,7 +35,7 @@ class Patience:
 
     @property
     def is_left(self) -> bool:
-        """Whether processes may still end by themselves."""
+        """Whether processes still have time to end."""
         return self._signal is None and time.monotonic() < self._deadline
 
     def __enter__(self) -> Self:
@@ -52,51 +52,51 @@ class Patience:
 
 
 class ChildProcess:
-    """A command that runs.
+    """A running command.
 
     Args:
         command: The command.
         environment: Its environment.
-        mark: The name of a variable in it whose value only this command, and the processes that it starts, have.
-        options: Those of `subprocess.Popen`.
+        mark: The name of an environment variable. Only this command and its child processes have its value.
+        options: Further arguments of `subprocess.Popen`.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], mark: str, **options: Any) -> None:
         self._entry = f"{mark}={environment[mark]}".encode()
         self._process = subprocess.Popen(command, env=environment, **options)
-        self._is_asked = False
+        self._is_terminating = False
         self._is_alone = False
 
     def poll(self) -> int | None:
-        """Return the exit code, or None if it runs."""
+        """Return the exit code, or None while it runs."""
         code = self._process.poll()
         if code is not None:
-            self._end_what_it_has_started()
+            self._kill_descendants()
         return code
 
     def wait(self) -> int:
-        """Return the exit code, when it has ended."""
+        """Wait until the command ends, and return its exit code."""
         code = self._process.wait()
-        self._end_what_it_has_started()
+        self._kill_descendants()
         return code
 
     def terminate(self) -> None:
-        """Ask it once to end, if it runs."""
-        if not self._is_asked and self._process.poll() is None:
-            self._is_asked = True
+        """Send SIGTERM if the command runs, once."""
+        if not self._is_terminating and self._process.poll() is None:
+            self._is_terminating = True
             self._process.terminate()
 
     def stop(self, patience: Patience | None = None) -> None:
-        """End it, if it runs: by force, when it has not ended by itself while there is patience."""
+        """End the command if it runs: send SIGTERM if there is time, then SIGKILL."""
         if patience is not None:
             self.terminate()
             while self._process.poll() is None and patience.is_left:
                 time.sleep(TICK)
         self._process.kill()
         self._process.wait()
-        self._end_what_it_has_started()
+        self._kill_descendants()
 
-    def _end_what_it_has_started(self) -> None:
+    def _kill_descendants(self) -> None:
         if self._is_alone:
             return
         self._is_alone = True
@@ -105,14 +105,14 @@ class ChildProcess:
                 os.kill(left, signal.SIGKILL)
 
 
-def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], mark: str) -> int:
+def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], mark: str, **options: Any) -> int:
     """Run a command, with the arguments of `ChildProcess`, and return its exit code.
 
     Raises:
         SystemExit: This process has received `SIGTERM` or `SIGHUP`.
     """
     with raising_on_signals():
-        process = ChildProcess(command, environment, mark)
+        process = ChildProcess(command, environment, mark, **options)
         try:
             return process.wait()
         finally:
@@ -121,13 +121,13 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], mark:
 
 
 def raising_on_signals() -> AbstractContextManager[None]:
-    """Let signals that would end this process at once raise `SystemExit`, so that temporary files are removed."""
+    """Raise `SystemExit` for signals that would end this process at once, so that temporary files are removed."""
     return _handling(_exit, ENDING)
 
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None], numbers: Sequence[int]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
+    if threading.current_thread() is not threading.main_thread():  # Python allows signal handlers only there
         yield
         return
     before = {number: signal.signal(number, handler) for number in numbers}

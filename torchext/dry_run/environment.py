@@ -13,7 +13,7 @@ __all__ = ["torchrun_environment"]
 
 @contextmanager
 def torchrun_environment(job: Job, is_launched: bool) -> Iterator[None]:
-    """Sets in the block what torchrun sets for the process of `job`, or takes it away."""
+    """Set the variables that torchrun sets for the process of `job` in the block, or remove them if not launched."""
     saved = dict(os.environ)
     variables = _variables(job)
     if is_launched:
@@ -21,7 +21,7 @@ def torchrun_environment(job: Job, is_launched: bool) -> Iterator[None]:
     else:
         for name in variables:
             os.environ.pop(name, None)
-    # What decides about the store of a job that is real.
+    # This variable of a real job selects its store.
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     try:
         yield
@@ -32,7 +32,7 @@ def torchrun_environment(job: Job, is_launched: bool) -> Iterator[None]:
 
 
 def _variables(job: Job) -> dict[str, str]:
-    """As `torch.distributed.elastic.agent.server.local_elastic_agent` sets them for one role."""
+    """Return the variables that `torch.distributed.elastic.agent.server.local_elastic_agent` sets for one role."""
     numbers = {
         "RANK": job.rank,
         "WORLD_SIZE": job.size,

@@ -1,4 +1,4 @@
-"""Counts floating-point operations by PyTorch's mode."""
+"""Count floating-point operations with PyTorch's `FlopCounterMode`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _bmm_flop(a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
     return int(bmm_flop(a, b))
 
 
-# PyTorch's own do not take the overloads that are given the dtype of the result.
+# PyTorch's formulas do not accept the overloads with the dtype of the result.
 FORMULAS = {
     torch.ops.aten.addmm: _with_addend(mm_flop),
     torch.ops.aten.bmm: _bmm_flop,
@@ -31,18 +31,18 @@ FORMULAS = {
 
 
 class _NoModules:
-    """In the place of `FlopCounterMode.mod_tracker`, which fails for some calls of `torch.autograd.grad()`.
+    """Replaces `FlopCounterMode.mod_tracker`, which fails for some calls of `torch.autograd.grad()`.
 
-    Only totals are reported.
+    Reports need only totals.
     """
 
     parents = ("Global",)
 
     def __enter__(self) -> None:
-        """Tracks nothing."""
+        """Do nothing."""
 
     def __exit__(self, *error: object) -> None:
-        """Tracks nothing."""
+        """Do nothing."""
 
 
 def counting_flops() -> FlopCounterMode:

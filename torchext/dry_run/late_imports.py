@@ -1,18 +1,18 @@
-"""Parts of PyTorch that take long to be imported, and that a program may import at any time in a world."""
+"""Patches for modules of PyTorch that are slow to import, and that a program may import at any time in a world."""
 
 from __future__ import annotations
 
 from ..fake.collectives import teach_offsets
-from .checkpoints import teach_checkpoints
-from .pipelining import teach_pipelining
-from .random_state import teach_distributed_tensors
+from .checkpoints import patch_checkpoints
+from .pipelining import patch_pipelining
+from .random_state import patch_distributed_tensors
 
-__all__ = ["teach_what_is_imported"]
+__all__ = ["patch_late_imports"]
 
 
-def teach_what_is_imported() -> None:
-    """Declares the patches of what is imported by now. Called when a world begins, for each group, and each record."""
+def patch_late_imports() -> None:
+    """Declare the patches of imported modules. Called when a world begins, for each group and each record."""
     teach_offsets()
-    teach_checkpoints()
-    teach_pipelining()
-    teach_distributed_tensors()
+    patch_checkpoints()
+    patch_pipelining()
+    patch_distributed_tensors()

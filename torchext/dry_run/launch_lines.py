@@ -1,7 +1,7 @@
-"""Command lines that start the processes of a job, by torchrun, accelerate, deepspeed and Python itself.
+"""Read command lines of torchrun, accelerate, deepspeed and Python, which start the processes of a job.
 
-The launcher reads its own arguments and files, in a process of its own, and is stopped where it would start the
-processes: `python -m torchext.dry_run.launch_lines ARGUMENTS ANSWER`, which `command.py` calls.
+`command.py` runs `python -m torchext.dry_run.launch_lines ARGUMENTS ANSWER`. In that process the launcher reads its
+own arguments and files, and is stopped where it would start the processes of the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["Launch", "launcher_of", "read_launch", "without_python"]
 
-# By what the user types, the module that `python -m` runs.
+# The modules that `python -m` runs, by the commands of the launchers.
 MODULES = {
     "torchrun": "torch.distributed.run",
     "accelerate launch": "accelerate.commands.launch",
@@ -29,23 +29,23 @@ MODULES = {
 }
 LAUNCHERS = {*MODULES.values(), "torch.distributed.launch"}
 
-# Options of Python itself, in front of the script: those alone, and those with a value.
+# Options of Python before the script: flags, and options with a value.
 FLAGS_OF_PYTHON = frozenset("bBdEiIOPqsSuvx")
 VALUES_OF_PYTHON = ("-W", "-X")
 
-# What a launcher sets, and a dry run sets by itself.
+# Variables of launchers that a dry run sets itself.
 OWN_VARIABLES = {"CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT"}
 
 
 @dataclass
 class Launch:
-    """What a launcher would start.
+    """The processes that a launcher would start.
 
     Attributes:
         program: A script, or `-m` and a module, and its arguments.
-        size: How many processes it starts; None if it starts the program alone, without saying so to it.
-        per_node: How many of them share a machine; None if there is no launcher.
-        environment: The variables that it sets for all of them.
+        size: The number of ranks; None for a program that runs alone, without variables of a launcher.
+        per_node: The number of ranks on a machine; None without a launcher.
+        environment: The variables that the launcher sets for all ranks.
     """
 
     program: list[str]
@@ -55,10 +55,10 @@ class Launch:
 
 
 def without_python(line: Sequence[str]) -> list[str]:
-    """Drops Python, with its own options, from the front of a command line.
+    """Remove Python, with its own options, from the front of a command line.
 
     Raises:
-        ValueError: Python is to run neither a script nor a module.
+        ValueError: Python would run neither a script nor a module.
     """
     rest = list(line)
     if not rest or not _is_python(rest[0]):
@@ -79,7 +79,7 @@ def _is_python(command: str) -> bool:
 
 
 def launcher_of(line: Sequence[str]) -> list[str] | None:
-    """Returns the module of the launcher that `line` calls, and its arguments; None if there is none."""
+    """Return the module of the launcher that `line` calls, and its arguments; None if `line` calls no launcher."""
     if line[:1] == ["-m"] and line[1:2] and line[1] in LAUNCHERS:
         return list(line[1:])
     if not line or (Path(line[0]).is_file() and os.sep not in line[0]):  # a script of that name
@@ -92,7 +92,7 @@ def launcher_of(line: Sequence[str]) -> list[str] | None:
 
 
 class _Started(BaseException):
-    """Stops the launcher where it would start processes."""
+    """Raised to stop the launcher where it would start processes."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__()
@@ -100,10 +100,10 @@ class _Started(BaseException):
 
 
 def read_launch(module: str, arguments: Sequence[str], gpus: int) -> Launch:
-    """Returns what a launcher would start, on machines with `gpus` GPUs.
+    """Return the processes that a launcher would start on machines with `gpus` GPUs.
 
     Raises:
-        ValueError: That is not known.
+        ValueError: The launcher fails, or starts processes in a way that is not supported.
     """
     from ..fake import fake_mode
     from ..fake.gpus import FakeGPU
@@ -118,7 +118,7 @@ def read_launch(module: str, arguments: Sequence[str], gpus: int) -> Launch:
         return started.launch
     except ImportError as error:
         raise ValueError(f"{module} cannot be imported: {error}") from error
-    raise ValueError("it has ended without starting processes")
+    raise ValueError("it ended without starting processes")
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _stopping_before_processes() -> Iterator[None]:
     def popen(command: Any, *args: Any, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         line = [command] if isinstance(command, str) else list(command)
         if not _is_python(line[0]):
-            raise ValueError(f"it would start {line[0]}, whose arguments are not understood")
+            raise ValueError(f"it would start {line[0]}, whose arguments a dry run cannot read")
         raise _Started(Launch(without_python(line), environment=_added(env or os.environ, before)))
 
     starting = [import_module(f"torch.distributed.{name}") for name in ("run", "launch")]
@@ -162,7 +162,7 @@ def _by_torchrun(options: Any, before: Mapping[str, str]) -> Launch:
 
 
 def _by_deepspeed(arguments: Sequence[str]) -> Launch:
-    """As `main()` of its runner does, which would ask the machines by ssh."""
+    """Do what `main()` of its runner does, without the calls of ssh."""
     import torch
 
     runner: Any = import_module("deepspeed.launcher.runner")

@@ -1,4 +1,4 @@
-"""Programs that start their own processes, one for each GPU of a machine: in a dry run the one that there is.
+"""Programs that start their own processes, one for each GPU of a machine. A dry run runs the process of its rank.
 
 `torch.multiprocessing.spawn(train, nprocs=torch.cuda.device_count())` calls `train(i)` in process `i` of the machine.
 """
@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 class _Ended:
-    """Stands for the processes: they have ended."""
+    """A stand-in for the context of processes that have ended."""
 
     def __init__(self) -> None:
         self.processes: list[Any] = []
@@ -37,8 +37,8 @@ def _starting_one(original: Callable[..., Any]) -> Callable[..., Any]:
         if nprocs != job.on_node:
             raise RuntimeError(
                 f"torch.multiprocessing.spawn() was called for {nprocs} processes, but this is a dry run of a job of "
-                f"{job.size}, which has {job.on_node} on the machine of rank {job.rank}. Let the size of the dry run "
-                f"be that of the job: --world-size {nprocs} on one machine, and --per-node {nprocs} on several."
+                f"{job.size}, which has {job.on_node} on the machine of rank {job.rank}. Use the size of the job: "
+                f"--world-size {nprocs} on one machine, and --per-node {nprocs} on several."
             )
         fn(job.local_rank, *args)
         return None if join else _Ended()
@@ -51,7 +51,7 @@ def _install() -> None:
         import_module("torch.multiprocessing.spawn"),
         "start_processes",
         _starting_one,
-        "starts processes, which know nothing of the world",
+        "starts processes outside of the world",
     )
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch remembers of the meshes of devices of a world that has ended."""
+"""PyTorch's caches for device meshes, which outlive a world."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 
 import torch
 
-__all__ = ["meshes_of_its_own"]
+__all__ = ["separate_meshes"]
 
 
 @contextmanager
-def meshes_of_its_own() -> Iterator[None]:
-    """Lets nothing be remembered in the block from before it, and nothing after it from the block."""
+def separate_meshes() -> Iterator[None]:
+    """Separate the caches in the block from those before and after it."""
     random: Any = sys.modules.get("torch.distributed.tensor._random")
     tracker = getattr(random, "_rng_tracker", None)
-    _forget(None)
+    _clear(None)
     try:
         yield
     finally:
-        _forget(tracker)
+        _clear(tracker)
 
 
-def _forget(tracker: Any) -> None:
-    forget_meshes()
+def _clear(tracker: Any) -> None:
+    clear_mesh_caches()
     random: Any = sys.modules.get("torch.distributed.tensor._random")
     if random is not None:
-        random._rng_tracker = tracker  # of the generators of the devices of a mesh
+        random._rng_tracker = tracker  # tracks the generators of the devices of a mesh
 
 
-def forget_meshes() -> None:
-    """Empties the caches of DTensor's propagation of shardings.
+def clear_mesh_caches() -> None:
+    """Clear the caches of DTensor's sharding propagation.
 
-    What they return is on a mesh that equals the one asked for, and may be of another world, whose groups are gone.
+    Their results are on a mesh that equals that of the call, but may belong to another world, whose groups are gone.
     """
     tensor: Any = sys.modules.get("torch.distributed.tensor._api")
     if tensor is None:

@@ -1,9 +1,9 @@
-"""The messages of the ranks of a job, where each rank runs in a process of its own.
+"""The messages between the ranks of a job. Each rank runs in its own process.
 
-A program may read the values that its rank receives: a stage of a pipeline reads the shapes that it is to receive. So
-this process reports what it sends. Where it receives such values it waits for them, as a real one does, and the process
-that has started it also runs the sender (`rank_processes.py`). Activations and gradients have no values, so nothing
-waits for them.
+A program may read the values that its rank receives: a pipeline stage, for example, receives the shapes of later
+messages. So this process reports the messages that it sends. Where it receives such values it waits for them, as a
+real rank does, and the parent process also runs the sender (`rank_processes.py`). Activations and gradients have no
+values, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .protocol import CYCLE, FINISHED, OBJECTS, TO_ALL, Awaited, Channel, Messag
 
 __all__ = ["Messages", "without_answers"]
 
-# Values that are sent: integers and truth values, as shapes are, and a few numbers of other kinds.
+# The values that are sent: integers and booleans, such as shapes, and a few floating-point numbers.
 MOST_BYTES = 1 << 20
 MOST_NUMBERS = 64
 
@@ -41,7 +41,7 @@ _is_asking: ContextVar[bool] = ContextVar("_is_asking", default=True)
 
 @contextmanager
 def without_answers() -> Iterator[None]:
-    """Lets broadcasts in the block receive no values from other ranks, because the program does not read them."""
+    """Receive no values from broadcasts in the block, because the program does not read them."""
     before = _is_asking.set(False)
     try:
         yield
@@ -53,11 +53,11 @@ class Messages:
     """The messages of this rank.
 
     Args:
-        connection: To the process that runs the ranks.
+        connection: The connection to the process that runs the ranks.
         rank: The global rank.
 
     Attributes:
-        on_finished: Is called where this rank would wait for one that has made all its steps.
+        on_finished: Called where this rank would wait for a rank that has reached its goal.
     """
 
     on_finished: Callable[[], object]
@@ -66,8 +66,8 @@ class Messages:
         self.on_finished = lambda: None
         self._connection = connection
         self._rank = rank
-        # One thread writes and one waits at a time: those that have taken the turns. They are no locks, because a
-        # signal handler of the program may send, whatever it has interrupted.
+        # At most one thread writes, and one waits: the threads that hold the turns. Queues instead of locks, because
+        # a signal handler of the program may send while it interrupts a send.
         self._notices: SimpleQueue[Any] = SimpleQueue()
         self._writing_turns: SimpleQueue[None] = SimpleQueue()
         self._writing_turns.put(None)
@@ -81,21 +81,21 @@ class Messages:
         self._senders: Counter[int] = Counter()
 
     def note_group(self, name: str, ranks: Sequence[int]) -> None:
-        """Notes a process group of this rank when it is made."""
+        """Register a new process group of this rank."""
         key = tuple(ranks)
         self._groups[name] = key, self._made[key]
         self._made[key] += 1
 
     @property
     def remarks(self) -> list[str]:
-        """What was taken from other ranks, for the reader of the report."""
+        """Remarks for the report about messages from other ranks."""
         if not self._senders:
             return []
-        counts = ", ".join(f"{count} of rank {rank}" for rank, count in sorted(self._senders.items()))
-        return [f"Messages with values were taken from dry runs of the ranks that send them: {counts}."]
+        counts = ", ".join(f"{count} from rank {rank}" for rank, count in sorted(self._senders.items()))
+        return [f"Messages with values were received from dry runs of other ranks: {counts}."]
 
     def observe(self, operator: str, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
-        """Notes a collective before it runs. Returns a function to call when the program waits for it."""
+        """Report a collective before it runs. Return a function to call when the program waits for it, or None."""
         if operator == "send":
             self._send(arguments, group)
         elif operator == "recv_":
@@ -107,18 +107,18 @@ class Messages:
         return None
 
     def send_objects(self, group: Any, data: bytes, destination: int = TO_ALL) -> None:
-        """Sends pickled objects to a rank of `group`, or to all."""
+        """Send pickled objects to a rank of `group`, or to all ranks."""
         channel = self._channel(group, OBJECTS, dist.get_rank(group), destination)
         self._report(Sent(channel, self._next(channel), Message(values=data, nbytes=len(data))))
 
     def receive_objects(self, group: Any, source: int, *, is_to_all: bool = False) -> bytes | str:
-        """Returns the pickled objects that a rank of `group` sends, or why there are none."""
+        """Return the pickled objects that a rank of `group` sends, or the reason why it does not send them."""
         channel = self._channel(group, OBJECTS, source, TO_ALL if is_to_all else dist.get_rank(group))
         found = self._await(Awaited(channel, self._next(channel), self._rank, place_of(users_frame())))
         return found.values or b"" if isinstance(found, Message) else found.text
 
     def skip_objects(self, group: Any, source: int) -> None:
-        """Leaves out the objects that a rank of `group` sends to all."""
+        """Skip the objects that a rank of `group` sends to all ranks."""
         self._next(self._channel(group, OBJECTS, source, TO_ALL))
 
     def _send(self, arguments: dict[str, Any], group: Any) -> None:
@@ -152,7 +152,7 @@ class Messages:
         return self._delivery(Awaited(channel, number, self._rank, place_of(users_frame())), tensor)
 
     def _channel(self, group: Any, kind: str, source: int, destination: int, tag: int = 0) -> Channel:
-        """The channel between two ranks of `group`."""
+        """Return the channel between two ranks of `group`."""
         ranks, number = self._groups.get(str(group.group_name)) or (tuple(dist.get_process_group_ranks(group)), 0)
         to = TO_ALL if destination == TO_ALL else ranks[destination]
         return Channel(ranks, number, kind, ranks[source], to, tag if kind == "cpu" else 0)
@@ -162,7 +162,7 @@ class Messages:
         return self._counts[channel] - 1
 
     def _report(self, notice: Sent | Received | Awaited) -> None:
-        """Sends a notice, or leaves it to the code that sends already, on another thread or interrupted by a signal."""
+        """Send a notice, or queue it for the code that is already sending, in another thread or interrupted here."""
         self._notices.put(ForkingPickler.dumps(notice))
         with self._communicating():
             while not self._notices.empty():
@@ -193,7 +193,7 @@ class Messages:
             found = self._await(awaited)
             world = current()
             if isinstance(found, Missing) and world is not None:
-                world.remark(f"{found.text} What the program reads of it is assumed", awaited.place)
+                world.remark(f"{found.text} Its values are assumed", awaited.place)
             received = reference()
             if received is not None and isinstance(found, Message):
                 _check_size(found, received, awaited)
@@ -202,11 +202,11 @@ class Messages:
         return deliver
 
     def _await(self, awaited: Awaited) -> Message | Missing:
-        """Waits for a message."""
+        """Wait for a message."""
         if get_ident() in self._busy:
             raise RuntimeError(
-                "A signal handler of the program receives from another rank, but has interrupted a send or a receive, "
-                "which a dry run cannot do. Receive outside of the handler, or use --alone."
+                "A signal handler of the program receives from another rank while it interrupts a send or a receive, "
+                "which a dry run does not support. Receive outside of the handler, or use --alone."
             )
         with self._communicating():
             turn = self._turns.get()
@@ -230,12 +230,12 @@ def _is_discrete(tensor: Tensor) -> bool:
 
 
 def _carries_values(tensor: Tensor) -> bool:
-    """Whether the program may read what is sent: activations and gradients are floating-point numbers."""
+    """Return true if the program may read the values. Activations and gradients are floating-point numbers."""
     return tensor.numel() <= MOST_NUMBERS or (_is_discrete(tensor) and tensor.nbytes <= MOST_BYTES)
 
 
 def _has_own(tensor: Tensor) -> bool:
-    """Whether a tensor that is to receive a broadcast has values already, which are taken for those of the root."""
+    """Return true if a tensor that receives a broadcast already has values, which stand for those of the root."""
     value = _C.known_value(tensor)
     return value is not None and bool(value.any())
 
@@ -274,7 +274,7 @@ def _check_size(message: Message, tensor: Tensor, awaited: Awaited) -> None:
 
 
 def _give(tensor: Tensor, message: Message) -> None:
-    """Gives `tensor` the values of `message`."""
+    """Write the values of `message` to `tensor`."""
     if not message.values:
         return
     with without_our_keys():
@@ -289,12 +289,12 @@ def _give(tensor: Tensor, message: Message) -> None:
     for begin, end in _runs(message.written, len(value)):
         part, given = flat[begin:end], value[begin:end]
         _C.write_value(part, given)
-        if _C.known_value(part) is None:  # a part of something unknown
+        if _C.known_value(part) is None:  # a part of a tensor without values
             _C.assume_value(part, given, _C.kind_of_values([part]))
 
 
 def _runs(written: bytes | None, count: int) -> Iterator[tuple[int, int]]:
-    """The runs of elements that are known, as their begins and ends."""
+    """Yield the begin and the end of each run of known elements."""
     if written is None:
         yield 0, count
         return

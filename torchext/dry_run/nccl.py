@@ -1,8 +1,8 @@
-"""The names of NCCL that a PyTorch without it does not have, and that programs and PyTorch itself use.
+"""Names that a PyTorch without NCCL lacks, and that programs and PyTorch itself use.
 
-`torch.distributed.ProcessGroupNCCL` exists where PyTorch has been built with NCCL. Programs make its options, and
-PyTorch asks whether a backend is one wherever `is_nccl_available()`, which is true in a world with GPUs. No group of a
-world is one.
+`torch.distributed.ProcessGroupNCCL` exists in builds of PyTorch with NCCL. Programs construct its options, and PyTorch
+checks whether a backend is an instance if `is_nccl_available()`, which is true in a world with GPUs. Groups of a world
+are not instances.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch.distributed import distributed_c10d
 
 __all__ = ["NCCL_TIMEOUT", "NCCL_VERSION", "ProcessGroupNCCL", "names_of_nccl"]
 
-# `ncclGetVersion()` of the NCCL that PyTorch's wheels of these releases bring. Programs ask whether it knows bfloat16.
+# `ncclGetVersion()` of the NCCL in PyTorch's wheels. Programs check it for bfloat16 support.
 NCCL_VERSION = (2, 27, 5)
 
 NCCL_TIMEOUT = timedelta(minutes=10)  # `kProcessGroupNCCLDefaultTimeout`
 
 
 class ProcessGroupNCCL:
-    """Stands for the class, of which a world has no objects."""
+    """A stand-in for the class. A world has no instances."""
 
     class Options:
-        """What a group is asked for, which a world does not need.
+        """Options of a group, which a world ignores.
 
         Attributes:
-            is_high_priority_stream: Whether kernels of NCCL are to come first.
-            config: What `ncclConfig_t` has, such as `cga_cluster_size`.
-            _timeout: How long collectives may take.
+            is_high_priority_stream: Whether NCCL kernels run on a high-priority stream.
+            config: The fields of `ncclConfig_t`, such as `cga_cluster_size`.
+            _timeout: The timeout of collectives.
         """
 
         def __init__(self, is_high_priority_stream: bool = False) -> None:
@@ -42,13 +42,13 @@ class ProcessGroupNCCL:
 
         @property
         def backend(self) -> str:
-            """What the options are for."""
+            """The backend of the options."""
             return "nccl"
 
 
 @contextmanager
 def names_of_nccl() -> Iterator[None]:
-    """Lets modules of PyTorch have the names in the block, where they do not."""
+    """Define the missing names in PyTorch's modules in the block."""
     modules = [module for module in (dist, distributed_c10d) if not hasattr(module, "ProcessGroupNCCL")]
     for module in modules:
         vars(module)["ProcessGroupNCCL"] = ProcessGroupNCCL

@@ -1,10 +1,10 @@
-"""Collectives of Python objects, where the other processes do not exist: each is taken to send what this one sends.
+"""Collectives of Python objects without the other ranks: every rank is assumed to send the objects of this one.
 
-A real object collective pickles objects into tensors, on the device of the group. Here they are pickled all the same,
-so that what cannot be pickled fails, and what comes back is a copy.
+A real object collective pickles objects into tensors, on the device of the group. Here they are pickled as well, so
+that objects that cannot be pickled fail, and results are copies.
 
 Some objects exist only on another rank: messages, parts of a list that only the root has, and broadcasts into `None`.
-These are received from that rank if it runs in a process of its own (`messages.py`), and refused otherwise.
+These are received from that rank if it runs in its own process (`messages.py`), and raise an error otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _sent_by_root: list[list[Any]] = []
 
 @contextmanager
 def root_sending(objects: list[Any]) -> Iterator[None]:
-    """Lets broadcasts in the block receive `objects`, which are what their root would send."""
+    """Receive `objects` from broadcasts in the block, in place of the objects of their root."""
     _sent_by_root.append(objects)
     try:
         yield
@@ -39,7 +39,7 @@ def root_sending(objects: list[Any]) -> Iterator[None]:
 
 
 def _copies(value: object, count: int) -> list[Any]:
-    """Returns `count` copies of what this process sends, as they would be received from that many processes."""
+    """Return `count` copies of `value`, as received from that many ranks."""
     stream = io.BytesIO()
     distributed_c10d._pickler(stream).dump(value)
     data = stream.getvalue()
@@ -52,7 +52,7 @@ def _messages() -> Messages | None:
 
 
 def _encoded(objects: list[Any]) -> bytes:
-    """Pickles objects, with the fakes among them."""
+    """Pickle objects that may contain fakes."""
     stream = io.BytesIO()
     with with_our_keys():
         save_placeholder(objects, stream)
@@ -75,7 +75,7 @@ def _is_outside(group: dist.ProcessGroup | None) -> bool:
 
 
 def _peer(global_rank: int | None, group_rank: int | None, group: dist.ProcessGroup | None) -> int:
-    """The rank in the group, checked as PyTorch does."""
+    """Return the rank in the group, checked as PyTorch does."""
     in_group = group or distributed_c10d._get_default_group()
     return int(distributed_c10d._canonicalize_group_rank(in_group, global_rank, group_rank))
 
@@ -118,7 +118,7 @@ def _broadcast_object_list(
         src = 0
     root = _peer(src, group_src, group)
     if not object_list:
-        raise IndexError("list index out of range")  # as the original does of the sizes
+        raise IndexError("list index out of range")  # as the original does
     if _sent_by_root:
         object_list[:] = _sent_by_root[-1]
         return
@@ -130,7 +130,7 @@ def _broadcast_object_list(
 
 
 def _broadcast_from(root: int, own: list[Any], group: dist.ProcessGroup | None) -> list[Any] | None:
-    """Returns the objects of the root if its process runs and this rank's list has `None` in it, and otherwise None."""
+    """Return the objects of the root if its process runs and this rank's list contains `None`, otherwise None."""
     messages = _messages()
     if messages is None:
         return None
@@ -164,7 +164,7 @@ def _scatter_object_list(
     if given is None or len(given) != dist.get_world_size(group):
         if rank == root:
             raise ValueError("source rank must provide non-None scatter_object_input_list")
-        remedy = "Give it the list on all ranks: the others ignore it in a job."
+        remedy = "Pass the list on all ranks: in a job all but the source ignore it."
         given = _received("scatter_object_list()", root, group, remedy, is_to_all=True)
     elif messages is not None and rank == root:
         messages.send_objects(_group(group), _encoded(given))
@@ -203,8 +203,8 @@ def _recv_object_list(
         return -1
     sender = 0 if src is None and group_src is None else _peer(src, group_src, group)
     remedy = (
-        "A pipeline stage needs none if its PipelineStage is given `input_args` and `output_args`, of fake tensors or "
-        "tensors on the device `meta`."
+        "A PipelineStage with `input_args` and `output_args`, fake tensors or tensors on the device `meta`, receives "
+        "no objects."
     )
     object_list[:] = _received("recv_object_list()", sender, group, remedy)
     return dist.get_global_rank(_group(group), sender)
@@ -213,20 +213,20 @@ def _recv_object_list(
 def _received(
     function: str, sender: int, group: dist.ProcessGroup | None, remedy: str, *, is_to_all: bool = False
 ) -> list[Any]:
-    """The objects that a rank of the group sends.
+    """Return the objects that a rank of the group sends.
 
     Raises:
-        RuntimeError: It is not there, or does not send them.
+        RuntimeError: The rank does not run, or does not send them.
     """
     messages = _messages()
     if messages is None:
         raise RuntimeError(
-            f"{function} returns what rank {sender} of the group sends, but in a dry run this process is alone. Only "
-            f"the command line without --alone also runs that rank. {remedy}"
+            f"{function} returns objects of rank {sender} of the group, which does not run. Use the command line "
+            f"without --alone to run that rank as well. {remedy}"
         )
     data = messages.receive_objects(_group(group), sender, is_to_all=is_to_all)
     if isinstance(data, str):
-        raise RuntimeError(f"{function} returns what rank {sender} of the group sends. {data} {remedy}")
+        raise RuntimeError(f"{function} returns objects of rank {sender} of the group. {data} {remedy}")
     return _decoded(data)
 
 

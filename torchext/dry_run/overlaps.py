@@ -1,9 +1,9 @@
-"""What may run on a GPU while a collective does.
+"""The operators that may run on a GPU while a collective runs.
 
-A collective begins when the streams for which its own has waited are there. It has to be done when the default stream,
-on which programs compute, waits for its stream, or whoever called it for its handle (`Work.wait()`). What was issued in
-between on the stream that waits, runs meanwhile. So FSDP overlaps the gathering of a layer with the layer before,
-although the program calls and waits in one place.
+A collective begins when the work that its stream waits for is done. It must be complete when the default stream, on
+which programs compute, waits for its stream, or when the caller waits for its handle (`Work.wait()`). Operators that
+are issued in between on the waiting stream may run at the same time. So FSDP overlaps the all-gather of a layer with
+the layer before, although the program calls and waits in one place.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ OnOverlap = Callable[[int, int, tuple[Place, ...]], None]
 
 @dataclass(frozen=True)
 class _Running:
-    """A collective for which no other stream has waited yet.
+    """A collective that no other stream has waited for yet.
 
     Attributes:
-        number: Of the collective.
-        begins_after: What is done when it begins.
-        stream: On which it was called.
-        position: How many operators had been issued there with it; None if it has a handle to wait by.
+        number: The number of the collective.
+        begins_after: The work that is done when it begins.
+        stream: The stream on which it was called.
+        position: The number of operators issued on that stream, including it; None if it has a handle to wait for.
     """
 
     number: int
@@ -42,26 +42,26 @@ class _Running:
 
 
 class Overlaps:
-    """Follows collectives from the call to the wait.
+    """Tracks collectives from the call to the wait.
 
     Args:
-        on_overlap: Is called when a stream waits for a collective, with its number, how many operators may run
-            meanwhile, and where they were issued.
+        on_overlap: Called when a stream waits for a collective, with its number, the number of operators that may run
+            at the same time, and the places that issued them.
     """
 
     def __init__(self, on_overlap: OnOverlap) -> None:
         self._on_overlap = on_overlap
         self._running: dict[int, _Running] = {}
-        # Where the program stood, and how many operators had been issued on the stream then.
+        # The places of the program, each with the number of operators that had been issued on the stream.
         self._places: dict[StreamKey, list[tuple[int, Place]]] = {}
         listeners.append(self._wait_by_event)
 
     def close(self) -> None:
-        """Follows no more."""
+        """Stop tracking."""
         listeners.remove(self._wait_by_event)
 
     def issue(self, number: int, collective: Collective) -> None:
-        """A collective is called."""
+        """Begin to track a collective that is called."""
         device = torch.device(collective.device)
         if device.type != "cuda" or device.index is None:
             return
@@ -70,7 +70,7 @@ class Overlaps:
         for key in {stream, (device.index, DEFAULT)}:
             self._places.setdefault(key, []).append((_C.work_on_fake_stream(*key), collective.issued_in))
         if not collective.is_async and collective.stream == DEFAULT:
-            return  # what is issued there later comes after it
+            return  # later operators of that stream run after it
         position = None
         if not collective.is_async:
             _C.count_work_on_fake_stream(device.index)
@@ -78,7 +78,7 @@ class Overlaps:
         self._running[number] = _Running(number, begins_after, stream, position)
 
     def wait(self, number: int) -> None:
-        """The program waits for a collective by its handle."""
+        """End a collective whose handle the program waits for."""
         running = self._running.get(number)
         if running is not None and running.position is None:
             index = running.stream[0]
@@ -99,7 +99,7 @@ class Overlaps:
             self._on_overlap(running.number, operators, self._places_since(stream, begin))
 
     def _places_since(self, stream: StreamKey, begin: int) -> tuple[Place, ...]:
-        """Where the operators were issued that `stream` has got since it had got `begin`."""
+        """Return the places that issued operators on `stream` after the first `begin` operators."""
         marks = self._places.get(stream, [])
         found: dict[Place, None] = {}
         end = _C.work_on_fake_stream(*stream)

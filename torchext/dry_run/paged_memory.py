@@ -1,6 +1,6 @@
-"""Memory that the host and a GPU share page by page, which bitsandbytes has for states of optimizers.
+"""Paged optimizers of bitsandbytes, whose states are in managed memory that the host and a GPU share.
 
-A library in C calls `cudaMallocManaged()`. It cannot be loaded without a driver, and its memory is not simulated.
+A C library calls `cudaMallocManaged()`. It cannot be loaded without a driver, and its memory is not simulated.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MODULE = "bitsandbytes.functional"
 
 
 def refusing_paged_memory() -> AbstractContextManager[None]:
-    """Lets bitsandbytes refuse to allocate such memory, also if it is imported in the block."""
+    """Raise an error where bitsandbytes allocates such memory, also if it is imported in the block."""
     return patching(MODULE, ("get_paged",), _patch)
 
 
 def _patch(module: ModuleType) -> None:
-    while_world_is_open.patch(module, "get_paged", _refusing, "allocates by a library in C that needs a driver")
+    while_world_is_open.patch(module, "get_paged", _refusing, "allocates with a C library that needs a driver")
 
 
 def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,9 +32,9 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
         if current() is None:
             return original(*args, **kwargs)
         raise RuntimeError(
-            "bitsandbytes' paged optimizers allocate memory that the GPU and the host share (cudaMallocManaged), which "
-            "a dry run does not simulate. Use the optimizer that is not paged, such as AdamW8bit in place of "
-            "PagedAdamW8bit: its states are then counted on the GPU."
+            "bitsandbytes' paged optimizers allocate managed memory (cudaMallocManaged), which a dry run does not "
+            "simulate. Use the optimizer without paging, such as AdamW8bit in place of PagedAdamW8bit: its states are "
+            "then counted on the GPU."
         )
 
     return get_paged

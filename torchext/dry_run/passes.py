@@ -1,9 +1,9 @@
-"""Notices where forward and backward passes begin.
+"""Detect the beginnings of forward and backward passes.
 
-A forward pass is a call of a module that holds parameters or buffers, made while no other module runs
-on the thread; losses and metrics, which are modules without either, are part of what surrounds them. A backward pass is
-a run of autograd's engine. What runs inside a backward pass belongs to it: activation checkpointing calls modules and
-the engine again, and hooks of gradients may call optimizers.
+A forward pass is a call of a module that holds parameters or buffers, while no other module runs on the thread. Losses
+and metrics, which are modules without either, belong to the code around them. A backward pass is a run of autograd's
+engine. Code inside a backward pass belongs to it: activation checkpointing calls modules and the engine again, and
+gradient hooks may call optimizers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _listeners: list[Callable[[], None]] = []
 
 
 def is_in_backward() -> bool:
-    """Whether this thread runs in a backward pass."""
+    """Return true if this thread runs in a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
 class Passes:
-    """Watches the process, on all threads.
+    """Detects passes of the process, on all threads.
 
     Args:
         on_forward: Called before each forward pass begins.
@@ -49,11 +49,11 @@ class Passes:
         _listeners.append(self._begin_backward)
 
     def is_in_pass(self) -> bool:
-        """Whether this thread runs in a pass."""
+        """Return true if this thread runs in a pass."""
         return self._running.count > 0 or is_in_backward()
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stop detecting passes."""
         for handle in self._handles:
             handle.remove()
         _listeners.remove(self._begin_backward)
@@ -73,13 +73,13 @@ class Passes:
 
 
 class _Running(threading.local):
-    """How many modules run on the thread."""
+    """The number of modules that run on the thread."""
 
     count = 0
 
 
 def _computes(module: nn.Module) -> bool:
-    # `torch.nn.DataParallel` runs replicas on threads of its own.
+    # `torch.nn.DataParallel` runs replicas on its own threads.
     if getattr(module, "_is_replica", False):
         return False
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
@@ -97,7 +97,7 @@ def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _install() -> None:
     while_world_is_open.patch(
-        torch.autograd.graph, "_engine_run_backward", _noticing, "has no hook for where a backward pass begins"
+        torch.autograd.graph, "_engine_run_backward", _noticing, "has no hook for the beginning of a backward pass"
     )
 
 

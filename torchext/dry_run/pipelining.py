@@ -1,9 +1,9 @@
 """Pipeline stages whose neighbors do not exist.
 
-Before the first step the stages vote on whether all of them were given the shapes that they exchange, by tensors that
-are sent from stage to stage and read. Where the other ranks run in processes of their own (`messages.py`), they do so.
-Where there are none, each stage decides for itself: the others are taken to be built as it is. A stage that was given
-no shapes would ask its neighbors for theirs, which is refused.
+Before the first step the stages vote on whether all of them have the shapes that they exchange. They send tensors from
+stage to stage, and read them. They do so if the other ranks run in their own processes (`messages.py`). Otherwise each
+stage decides alone, and assumes that the others were constructed in the same way. A stage without shapes would receive
+them from its neighbors, which raises an error.
 
 A traced stage is moved to its device as usual.
 """
@@ -22,30 +22,30 @@ from .. import _C
 from ..tools.torch_release import DIFFERENCES
 from .current import current, while_world_is_open
 
-__all__ = ["teach_pipelining"]
+__all__ = ["patch_pipelining"]
 
-_taught: set[int] = set()
+_patched: set[int] = set()
 _are_stages_meeting: ContextVar[bool] = ContextVar("_are_stages_meeting", default=False)
 
 
-def teach_pipelining() -> None:
-    """Declares the patches, if pipelining is imported; that takes long, and most programs need none."""
+def patch_pipelining() -> None:
+    """Declare the patches if pipelining is imported. The import is slow, and most programs need none."""
     schedules: Any = sys.modules.get("torch.distributed.pipelining.schedules")
-    if schedules is None or id(schedules) in _taught:
+    if schedules is None or id(schedules) in _patched:
         return
-    _taught.add(id(schedules))
+    _patched.add(id(schedules))
     schedule = schedules._PipelineSchedule
     patch = while_world_is_open.patch
-    votes = "reads what other stages have voted"
+    votes = "reads the votes of other stages"
     voting, meeting = DIFFERENCES["pipelines_vote"], DIFFERENCES["pipelines_meet"]
     if voting.applies:
         patch(schedule, "_warmup_p2p", _deciding_alone, votes, releases=voting.releases)
     if meeting.applies:
-        name, asks = "_initialize_pipeline_distributed_state", "is asked whether other stages exist"
+        name, asks = "_initialize_pipeline_distributed_state", "decides whether other stages exist"
         patch(schedule, name, _with_groups_called_fake, votes, releases=meeting.releases)
-        patch(dist, "get_backend", _answering_fake_meanwhile, asks, releases=meeting.releases)
+        patch(dist, "get_backend", _returning_fake_while_meeting, asks, releases=meeting.releases)
     stage: Any = sys.modules["torch.distributed.pipelining.stage"]
-    keeps = "since 2.14, leaves stages with fake parameters where they are"
+    keeps = "since 2.14, does not move stages with fake parameters"
     patch(stage._PipelineStage, "_move_submod_to_device", _moving_fakes, keeps)
 
 
@@ -69,7 +69,7 @@ def _deciding_alone(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_groups_called_fake(original: Callable[..., None]) -> Callable[..., None]:
-    """Since 2.15 stages decide alone if the backend of their group is `fake`, and say what they need for that."""
+    """Report the backend `fake` while stages vote. Since 2.15 they decide alone then, and name missing shapes."""
 
     def _initialize_pipeline_distributed_state(self: Any, *args: Any, **kwargs: Any) -> None:
         before = _are_stages_meeting.set(not _are_others_running())
@@ -81,7 +81,7 @@ def _with_groups_called_fake(original: Callable[..., None]) -> Callable[..., Non
     return _initialize_pipeline_distributed_state
 
 
-def _answering_fake_meanwhile(original: Callable[..., str]) -> Callable[..., str]:
+def _returning_fake_while_meeting(original: Callable[..., str]) -> Callable[..., str]:
     def get_backend(group: dist.ProcessGroup | None = None) -> str:
         return Backend.FAKE if _are_stages_meeting.get() else original(group)
 
@@ -89,7 +89,7 @@ def _answering_fake_meanwhile(original: Callable[..., str]) -> Callable[..., str
 
 
 def _moving_fakes(original: Callable[..., None]) -> Callable[..., None]:
-    """A fake stands for a real tensor, unless it is on the meta device."""
+    """Move fake parameters like real ones, unless they are on the meta device."""
 
     def _move_submod_to_device(self: Any) -> None:
         parameters = list(self.submod.parameters())

@@ -1,8 +1,8 @@
 """Descriptions of tensors without values, which a dry run writes so that the program can read them again.
 
-`torch.save()` writes a pickle that describes the fakes. `torch.load()` makes fakes of it that share storages as before.
-The file begins with `PLACEHOLDER`, wherever the program renames or copies it to, and so does not load outside of dry
-runs. It is as long as a file with values, by a hole that takes no room on the disk.
+`torch.save()` writes a pickle that describes the fakes. `torch.load()` makes fakes from it that share storages as
+before. The file begins with `PLACEHOLDER`, also after it is renamed or copied, so it does not load outside of dry runs.
+It is as long as a file with values, with a hole that occupies no disk space.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ __all__ = [
 ]
 
 LENGTH = 8  # bytes of an integer in a file
-RECORD = 128  # bytes that the format of `torch.save()` takes for a storage beside its values, with their alignment
-MOST_VALUES = 1 << 16  # that are written of a tensor
+RECORD = 128  # bytes that `torch.save()` writes for a storage in addition to its values, with their alignment
+MOST_VALUES = 1 << 16  # larger tensors are written without values
 
 Place = Callable[[torch.device], torch.device]
 _place: ContextVar[Place] = ContextVar("place")
 
 
 class _Storage:
-    """The storage of fakes. The fakes on one storage are pickled with the same object."""
+    """The storage of fakes. Fakes on one storage are pickled with the same object."""
 
     def __init__(self, nbytes: int, device: str) -> None:
         self.nbytes = nbytes
         self.device = device
 
     def bytes(self) -> torch.Tensor:
-        """Return all of it, which is made with the first fake on it."""
+        """Return the whole storage as bytes. It is created with the first fake."""
         if not hasattr(self, "_bytes"):
             device = _place.get()(torch.device(self.device))
             self._bytes = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
@@ -99,7 +99,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, torch.nn.Parameter) and not is_wrapper:
             return torch.nn.Parameter.__reduce_ex__(value, pickle.HIGHEST_PROTOCOL)
         make, arguments = _wrapper_description(value) if is_wrapper else self._description(value)
-        # As `torch.Tensor.__reduce_ex__()` adds what a class or a program has set on the tensor.
+        # As in `torch.Tensor.__reduce_ex__()`: attributes that a class or a program has set on the tensor.
         state = torch._utils._get_obj_state(value)
         if type(value) is torch.Tensor and not state:
             return make, arguments
@@ -120,7 +120,7 @@ def _wrapper_description(value: Any) -> tuple[Any, ...]:
 
 
 def known_list(value: torch.Tensor) -> list[Any] | None:
-    """Return the values of a fake whose values are known, such as a counter of steps, if they are not too many."""
+    """Return the values of a small fake whose values are known, such as a step counter; otherwise None."""
     known = _C.known_value(value) if 0 < value.numel() <= MOST_VALUES else None
     return None if known is None else list(known.flatten().tolist())
 
@@ -130,7 +130,7 @@ def _is_trained(value: torch.Tensor) -> bool:
 
 
 class _WeightsUnpickler(pickle.Unpickler):
-    """Refuses the classes that `torch.load(weights_only=True)` refuses."""
+    """Rejects the classes that `torch.load(weights_only=True)` rejects."""
 
     def find_class(self, module: str, name: str) -> Any:
         from torch import _weights_only_unpickler as allowed
@@ -147,7 +147,7 @@ class _WeightsUnpickler(pickle.Unpickler):
 
 @contextmanager
 def opened(file: Any, mode: str) -> Iterator[IO[bytes]]:
-    """Yield `file`, which is opened if it is a path."""
+    """Yield `file`, or the opened file if it is a path."""
     if isinstance(file, (str, Path)) or hasattr(file, "__fspath__"):
         with Path(file).open(mode) as new:
             yield new
@@ -165,7 +165,7 @@ def save_placeholder(value: object, file: Any) -> None:
 
 
 def write_placeholder(file: IO[bytes], header: bytes, nbytes: int) -> None:
-    """Write a header, and a hole of `nbytes` in place of values, without the hole where a file cannot have one."""
+    """Write a header, and a hole of `nbytes` in place of values if the file can have one."""
     lengths = [len(header), nbytes if _can_have_holes(file) else 0]
     file.write(PLACEHOLDER + b"".join(length.to_bytes(LENGTH, "little") for length in lengths) + header)
     if lengths[1]:
@@ -174,7 +174,7 @@ def write_placeholder(file: IO[bytes], header: bytes, nbytes: int) -> None:
 
 
 def read_header(file: IO[bytes]) -> bytes:
-    """Return the header of a placeholder. The file is then behind it."""
+    """Return the header of a placeholder, and move the file to its end."""
     file.read(len(PLACEHOLDER))
     size, nbytes = (int.from_bytes(file.read(LENGTH), "little") for _ in range(2))
     header = file.read(size)
@@ -190,7 +190,7 @@ def _can_have_holes(file: IO[bytes]) -> bool:
 
 
 def is_placeholder(file: Any) -> bool:
-    """Return whether a path or a file begins with a description of tensors."""
+    """Return true if a path or a file begins with a description of tensors."""
     try:
         with opened(file, "rb") as content:
             position = content.tell()
@@ -202,7 +202,7 @@ def is_placeholder(file: Any) -> bool:
 
 
 def load_placeholder(file: Any, map_location: Any = None, *, weights_only: bool = False) -> Any:
-    """Return what has been saved, with fakes on the devices of `torch.load(map_location=...)`."""
+    """Return the saved object, with fakes on the devices of `torch.load(map_location=...)`."""
     token = _place.set(lambda device: _mapped(device, map_location))
     try:
         with opened(file, "rb") as content, fake_mode():

@@ -1,6 +1,6 @@
-"""Where a program stands: which module, and forward, backward or the optimizer's step.
+"""The current place of a program: the running module, and forward, backward or the optimizer's step.
 
-Read off the frames of the thread, so nothing has to be hooked into modules beforehand.
+It is read from the frames of the thread, so modules need no hooks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .collectives import Place
 
 __all__ = ["ModuleNames", "place_here"]
 
-# Enough for modules nested in modules; walking further costs more than it tells.
+# Enough frames for nested modules; walking further is slow and rarely finds more.
 DEEPEST = 200
 
 
@@ -27,7 +27,7 @@ class ModuleNames:
         self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
     def of(self, module: nn.Module, outermost: nn.Module | None) -> str:
-        """The name of `module` in `outermost`, with the class if it is the model itself."""
+        """Return the name of `module` in `outermost`, or its class if it is the model itself."""
         if module not in self._names and outermost is not None:
             for name, child in outermost.named_modules():
                 self._names.setdefault(child, name)
@@ -35,7 +35,7 @@ class ModuleNames:
 
 
 def place_here(names: ModuleNames) -> Place:
-    """Where this thread stands."""
+    """Return the current place of this thread."""
     in_backward = torch._C._current_graph_task_id() != -1
     innermost: nn.Module | None = None
     outermost: nn.Module | None = None
@@ -58,6 +58,6 @@ def place_here(names: ModuleNames) -> Place:
 
 
 def _name_in_fsdp(owner: object) -> str:
-    """The parameters that FSDP handles together have the name of their module (`FSDPParamGroup`)."""
+    """Return the name of the module whose parameters FSDP groups (`FSDPParamGroup`), or ""."""
     name = vars(owner).get("_module_fqn") if hasattr(owner, "__dict__") else None
     return name if isinstance(name, str) else ""

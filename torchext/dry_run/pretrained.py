@@ -1,8 +1,8 @@
-"""Models of transformers from folders that have a configuration, and no weights.
+"""Models of transformers from folders with a configuration but no weights.
 
-Where the memory of a model matters, and its values do not, the configuration is enough. transformers refuses a folder
-without weights, so it is given an empty checkpoint: it makes what is missing, on the devices and with the dtypes that
-it was asked for, and logs that these weights were missing.
+The memory of a model depends only on its configuration, but transformers rejects a folder without weights. So it
+receives an empty checkpoint: it creates the missing weights on the requested devices, with the requested dtypes, and
+logs that they were missing.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ MODULE = "transformers.modeling_utils"
 RESOLVE = "_get_resolved_checkpoint_files"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.index.json")
 
-# If the configuration names no dtype, transformers takes that of the first tensor in the checkpoint, so the checkpoint
-# has one empty tensor.
+# If the configuration has no dtype, transformers uses that of the first tensor, so the checkpoint has an empty tensor.
 EMPTY = b'{"__metadata__":{"format":"pt"},"no_weights":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
 
 
 def models_without_weights() -> AbstractContextManager[None]:
-    """Lets `from_pretrained()` make models of their configuration in the block, where there are no weights."""
+    """Let `from_pretrained()` construct models from their configuration in the block if the folder has no weights."""
     return patching(MODULE, (RESOLVE,), _patch)
 
 
 def _patch(module: ModuleType) -> None:
-    while_world_is_open.patch(module, RESOLVE, _resolving, "refuses folders without weights")
+    while_world_is_open.patch(module, RESOLVE, _resolving, "rejects folders without weights")
 
 
 def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,5 +60,5 @@ def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_configuration_only(folder: Path) -> bool:
-    """Weights of any variant count: if the one that was asked for is missing, that is an error of the program."""
+    """Return true if a folder has no weights of any variant. A missing variant is an error of the program."""
     return (folder / "config.json").is_file() and not any(True for kind in WEIGHTS for _ in folder.glob(kind))

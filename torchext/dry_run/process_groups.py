@@ -1,8 +1,7 @@
-"""Process groups of processes that do not exist, under the names that a program asks for.
+"""Process groups without the other ranks, under the backend names that a program uses.
 
-They are PyTorch's backend `fake` (`FakeProcessGroup.hpp`), on the devices that the backend with the name would serve,
-so that PyTorch itself refuses the others. Nothing waits for anybody: neither the meeting of the processes, nor
-barriers, nor the store.
+They use PyTorch's backend `fake` (`FakeProcessGroup.hpp`), on the devices that the named backend serves, so PyTorch
+itself rejects other devices. Rendezvous, barriers and the store do not wait for other ranks.
 """
 
 from __future__ import annotations
@@ -20,45 +19,38 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMemb
 
 from ..tools.dispatch_keys import without_our_keys
 from .current import current, while_world_is_open
-from .late_imports import teach_what_is_imported
+from .late_imports import patch_late_imports
 from .nccl import NCCL_TIMEOUT, NCCL_VERSION
 from .objects import OBJECT_COLLECTIVES
 
-__all__ = ["asked_backend", "initialize"]
+__all__ = ["initialize"]
 
 
 def initialize(backend: str) -> None:
-    """Makes the default process group of the world that is open."""
+    """Initialize the default process group of the open world."""
     dist.init_process_group(backend)
-
-
-def asked_backend(group: dist.ProcessGroup) -> str:
-    """The name under which the program has asked for `group`."""
-    return str(distributed_c10d._world.pg_map[group][0])
 
 
 def _install() -> None:
     import torch.testing._internal.distributed.fake_pg
 
     patch = while_world_is_open.patch
-    waits = "waits for processes that do not exist"
-    patch(distributed_c10d, "_new_process_group_helper", _with_fake_backend, "makes backends that communicate")
-    patch(distributed_c10d, "init_process_group", _replacing_the_first, "refuses a second default group")
-    patch(distributed_c10d, "rendezvous", _meeting_nobody, waits)
+    waits = "waits for ranks that do not exist"
+    patch(distributed_c10d, "_new_process_group_helper", _with_fake_backend, "constructs backends that communicate")
+    patch(distributed_c10d, "init_process_group", _replacing_the_first, "rejects a second default group")
+    patch(distributed_c10d, "rendezvous", _rendezvous_alone, waits)
     patch(distributed_c10d, "_get_default_timeout", _of_any_backend, "warns that this PyTorch has no NCCL")
     patch(distributed_c10d, "_set_pg_timeout", _having_no_timeout, "sets the timeouts of backends that communicate")
     patch(distributed_c10d, "_store_based_barrier", _doing_nothing, waits)
-    patch(distributed_c10d, "monitored_barrier", _monitoring_nobody, waits)
-    patch(distributed_c10d, "split_group", _making_new_groups, "splits communicators of NCCL")
-    patch(distributed_c10d, "is_nccl_available", _with_fake_gpus(True), "tells that this PyTorch has no NCCL")
-    patch(torch.cuda.nccl, "version", _with_fake_gpus(NCCL_VERSION), "asks NCCL, which need not be there")
+    patch(distributed_c10d, "monitored_barrier", _monitoring_alone, waits)
+    patch(distributed_c10d, "split_group", _making_new_groups, "splits NCCL communicators")
+    patch(distributed_c10d, "is_nccl_available", _with_fake_gpus(True), "is false for a PyTorch without NCCL")
+    patch(torch.cuda.nccl, "version", _with_fake_gpus(NCCL_VERSION), "calls NCCL, which may be missing")
     for name in ("all_gather_into_tensor", "all_gather_single"):
         if name in vars(distributed_c10d):
-            patch(distributed_c10d, name, _gathering_flat, "has the output cut by its first dimension")
+            patch(distributed_c10d, name, _gathering_flat, "splits the output along its first dimension")
     for name, replacement in OBJECT_COLLECTIVES.items():
-        patch(
-            distributed_c10d, name, _always(replacement), "puts pickled objects into tensors, of other processes, too"
-        )
+        patch(distributed_c10d, name, _always(replacement), "reads pickled objects of other ranks from tensors")
 
 
 while_world_is_open.declare(_install)
@@ -90,12 +82,12 @@ def _having_no_timeout(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_fake_gpus(answer: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives `answer` where the world has GPUs."""
+    """Return a maker of functions that return `answer` if the world has GPUs."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
             world = current()
-            return answer if world is not None and world.gpus is not None else original(*args, **kwargs)
+            return answer if world is not None and world.gpu is not None else original(*args, **kwargs)
 
         return function
 
@@ -106,12 +98,12 @@ def _with_fake_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-        teach_what_is_imported()
+        patch_late_imports()
         given = signature.bind(*args, **kwargs)
         backend = given.arguments["backend"]
         served = BackendConfig(Backend(backend)).get_device_backend_map()
         given.arguments["backend"] = Backend(",".join(f"{device}:{Backend.FAKE}" for device in served))
-        # These are for communicators of NCCL.
+        # These are for NCCL communicators.
         given.arguments["backend_options"] = given.arguments["device_id"] = None
         known = set(distributed_c10d._world.pg_map)
         made = original(*given.args, **given.kwargs)
@@ -131,15 +123,15 @@ def _note(group: dist.ProcessGroup, ranks: list[int]) -> None:
 
 
 def _rename(group: dist.ProcessGroup, backend: str) -> None:
-    """Has PyTorch's tables say what the program has asked for."""
+    """Enter the backend of the program in PyTorch's tables."""
     world = distributed_c10d._world
     world.pg_map[group] = (Backend(backend), world.pg_map[group][1])
     world.pg_backend_config[group] = str(BackendConfig(Backend(backend)))
-    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # the original looks for it by another spelling
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # the original uses another spelling
 
 
 def _gathering_flat(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A backend that communicates asks for the number of elements only, as `SyncBatchNorm` knows."""
+    """Gather into any shape with the right number of elements, as real backends do and `SyncBatchNorm` relies on."""
 
     def all_gather(output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         is_cut_elsewhere = output_tensor.shape[1:] != input_tensor.shape[1:] and output_tensor.is_contiguous()
@@ -151,7 +143,7 @@ def _gathering_flat(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replacing_the_first(original: Callable[..., None]) -> Callable[..., None]:
-    """A program that makes its own default group gets it in the place of the one that the world has made for it."""
+    """Replace the default group of the world when the program initializes its own."""
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         world = current()
@@ -164,28 +156,28 @@ def _replacing_the_first(original: Callable[..., None]) -> Callable[..., None]:
     return init_process_group
 
 
-def _meeting_nobody(original: Callable[..., Any]) -> Callable[..., Any]:
+def _rendezvous_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         world = current()
         if world is None or not isinstance(url, str):
             yield from original(url, rank, world_size, **kwargs)
             return
         query = parse_qs(urlparse(url).query)
-        asked_rank = int(query["rank"][0]) if "rank" in query else rank
-        asked_size = int(query["world_size"][0]) if "world_size" in query else world_size
-        for name, asked, own in (("rank", asked_rank, world.rank), ("world_size", asked_size, world.size)):
-            if asked not in (-1, own):
+        given_rank = int(query["rank"][0]) if "rank" in query else rank
+        given_size = int(query["world_size"][0]) if "world_size" in query else world_size
+        for name, given, own in (("rank", given_rank, world.rank), ("world_size", given_size, world.size)):
+            if given not in (-1, own):
                 raise ValueError(
-                    f"The program initializes the default process group with {name}={asked}, but this is a dry run of "
-                    f"rank {world.rank} of {world.size}. Take both from the environment (RANK, WORLD_SIZE), as under "
-                    "torchrun, or give the dry run what the program uses."
+                    f"The program initializes the default process group with {name}={given}, but this is a dry run of "
+                    f"rank {world.rank} of {world.size}. Read both from the environment (RANK, WORLD_SIZE), as under "
+                    "torchrun, or start the dry run with the rank and the size of the program."
                 )
         yield world.store, world.rank, world.size
 
     return rendezvous
 
 
-def _monitoring_nobody(original: Callable[..., None]) -> Callable[..., None]:
+def _monitoring_alone(original: Callable[..., None]) -> Callable[..., None]:
     def monitored_barrier(
         group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:

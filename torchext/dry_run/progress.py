@@ -1,4 +1,4 @@
-"""Counts what a program makes, and ends it after enough."""
+"""Count the steps or forward passes of a program, and end it when it reaches the goal."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["FORWARD", "STEP", "Finished", "Goal", "Progress"]
 STEP = "step"
 FORWARD = "forward pass"
 
-# More backward passes than a program accumulates gradients of.
+# More backward passes than programs accumulate gradients over.
 MOST_IDLE = 10_000
 
-# A bare `except:` in a loop handles `Finished` in each iteration.
+# A bare `except:` in a loop catches `Finished` in each iteration.
 MOST_RAISED = 100
 
 
 @dataclass(frozen=True)
 class Goal:
-    """When a program has made enough.
+    """The number of steps or forward passes after which a program is ended.
 
     Attributes:
-        unit: What is counted: `STEP` (`steps.py`) or `FORWARD` (`passes.py`).
-        count: How many are enough; None for a program that runs to its end.
+        unit: `STEP` (`steps.py`) or `FORWARD` (`passes.py`).
+        count: Their number; None for a program that runs to its end.
     """
 
     unit: str = STEP
@@ -44,27 +44,27 @@ class Goal:
 
 
 class Finished(BaseException):
-    """Ends the program; handlers of `Exception` do not stop it."""
+    """Ends the program. Not an `Exception`, so that handlers of the program do not catch it."""
 
 
 class Progress:
-    """Counts steps or forward passes, and ends the program where the first pass after enough of them begins.
+    """Counts steps or forward passes, and ends the program where the first pass after the goal begins.
 
-    So what follows the last of them is part of it. With `counts_flops` the program makes one more, of which only the
-    floating-point operations are reported: the mode that counts them may change how much memory is needed.
+    So code after the last step is part of that step. With `counts_flops` the program makes one additional step, and
+    only its floating-point operations are reported: the mode that counts them may change the memory that is needed.
 
     Attributes:
-        forwards: How many forward passes have begun.
-        backwards: How many backward passes have begun.
+        forwards: The number of forward passes that began.
+        backwards: The number of backward passes that began.
         flops: The floating-point operations of the additional step; None if they were not counted.
-        flops_error: Why they cannot be counted; empty if they can.
-        counts_flops: Whether these are wanted.
-        has_enough: Whether as many were made as were wanted.
-        on_enough: Called when that is so, before the additional step.
-        on_unstoppable: Called when the program handles what ends it, and goes on.
+        flops_error: The reason why they cannot be counted; empty if they can.
+        counts_flops: Whether to count them.
+        has_enough: Whether the goal is reached.
+        on_enough: Called when the goal is reached, before the additional step.
+        on_unstoppable: Called when the program catches `Finished` and continues.
     """
 
-    def __init__(self, goal: Goal, counts_flops: bool, job: World) -> None:
+    def __init__(self, goal: Goal, counts_flops: bool, job: World, *, is_quiet: bool = False) -> None:
         self.forwards = 0
         self.backwards = 0
         self.flops: int | None = None
@@ -75,6 +75,7 @@ class Progress:
         self._goal = goal
         self.counts_flops = counts_flops
         self._job = job
+        self._is_quiet = is_quiet
         self._start = time.perf_counter()
         self._first: int | None = None
         self._forward_ends: list[int] = []
@@ -91,7 +92,7 @@ class Progress:
         replay_observers.append(self._note_replay)
 
     def close(self) -> None:
-        """Stops counting."""
+        """Stop counting."""
         if self._is_open:
             self._is_open = False
             self._passes.close()
@@ -100,7 +101,7 @@ class Progress:
             self._leave_mode()
 
     def finish(self) -> None:
-        """The program has ended by itself: what it has made is complete."""
+        """Count the current step as complete, because the program has ended."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -110,13 +111,13 @@ class Progress:
         self._check()
 
     def end(self) -> NoReturn:
-        """Ends the program where it would wait for a rank that has made enough."""
+        """End the program where it would wait for a rank that has reached its goal."""
         self.finish()
         self._raise()
 
     @property
     def made(self) -> int:
-        """How many steps, or forward passes, were complete, without the additional one."""
+        """The number of complete steps or forward passes, without the additional one."""
         return self._shown if self.has_enough else self._complete
 
     @property
@@ -124,7 +125,7 @@ class Progress:
         return len(self._ends)
 
     def phases(self) -> list[tuple[str, int, int]]:
-        """The names of the phases, with the numbers of the first collective and of that after the last."""
+        """Return the phases: the name, the number of the first collective, and the number after the last one."""
         unit, position = self._goal.unit, self._position()
         begin = position if self._first is None else self._first
         phases = [("construction", 0, begin)]
@@ -157,13 +158,13 @@ class Progress:
         self._look_for_calls()
 
     def _replay(self, begin: Callable[[], None]) -> None:
-        """A graph is replayed in which a pass begins, which may be inside of another one."""
+        """Begin the pass of a replayed graph, unless the graph is replayed within a pass."""
         if not self._passes.is_in_pass():
             begin()
 
     def _note_replay(self) -> None:
         if self._mode is not None:
-            self.flops_error = f"the {self._goal.unit} replays a CUDA graph, of which no kernels run"
+            self.flops_error = f"the {self._goal.unit} replays a CUDA graph, and a fake graph runs no kernels"
 
     def _begin_pass(self) -> None:
         if not self._is_finished:
@@ -176,13 +177,13 @@ class Progress:
         if not self._is_finished:
             if self.steps.rounds.since == PATIENCE // 10 and self._goal.unit == STEP and not self._is_waiting:
                 self._is_waiting = True
-                self._say(f"{PATIENCE // 10} rounds without {self.steps.missing}, left out after {PATIENCE}")
+                self._print(f"{PATIENCE // 10} rounds without {self.steps.missing}, ignored after {PATIENCE}")
             self._check()
         if self._is_finished:
             self._raise()
 
     def _check(self) -> None:
-        """Goes on to what follows after enough steps."""
+        """Report new steps; at the goal, begin the additional step or end the program."""
         wanted = self._goal.count
         if self._mode is not None:
             if self._complete > self._shown:
@@ -203,13 +204,13 @@ class Progress:
         self._mode.__enter__()
 
     def _look_for_calls(self) -> None:
-        """Ends a loop in which optimizers are not called, as where each step is skipped."""
+        """End a loop that calls no optimizer, for example because a gradient scaler skips each step."""
         if self._goal.unit == FORWARD or self._goal.count is None:
             return
         self._idle = self._idle + 1 if self.steps.calls == self._calls else 0
         self._calls = self.steps.calls
         if self._idle in (MOST_IDLE // 10, MOST_IDLE):
-            self._say(f"{self._idle} backward passes without a call of an optimizer; the run ends after {MOST_IDLE}")
+            self._print(f"{self._idle} backward passes without an optimizer call; the run ends after {MOST_IDLE}")
         if self._idle >= MOST_IDLE:
             self._is_finished = True
             self._raise()
@@ -223,13 +224,14 @@ class Progress:
     def _show(self, number: int) -> None:
         used = max((torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())), default=0)
         of = "" if self._goal.count is None else f" of {self._goal.count}"
-        self._say(
+        self._print(
             f"{self._goal.unit} {number}{of} after {time.perf_counter() - self._start:.1f} s, "
-            f"{used / 2**30:.2f} GiB allocated at most"
+            f"peak of allocated memory {used / 2**30:.2f} GiB"
         )
 
-    def _say(self, text: str) -> None:
-        print(f"[dry run] rank {self._job.rank}: {text}", file=sys.stderr, flush=True)
+    def _print(self, text: str) -> None:
+        if not self._is_quiet:
+            print(f"[dry run] rank {self._job.rank}: {text}", file=sys.stderr, flush=True)
 
     def _leave_mode(self) -> None:
         mode, self._mode = self._mode, None

@@ -24,8 +24,8 @@ __all__ = [
 TO_ALL = -1
 OBJECTS = "objects"
 
-# Reasons why a message does not come.
-FINISHED = "finished"  # the sender has made enough
+# Reasons why a message is missing.
+FINISHED = "finished"  # the sender has reached its goal
 CYCLE = "cycle"
 OTHER = "other"
 
@@ -35,8 +35,8 @@ class Channel(NamedTuple):
 
     Attributes:
         ranks: The global ranks of the process group.
-        group: How many groups of the same ranks were made before it.
-        kind: The type of the device, which decides about the backend, or what else is sent.
+        group: The number of earlier groups with the same ranks.
+        kind: The device type, which selects the backend, or the kind of other messages.
         source: The global rank of the sender.
         destination: The global rank of the receiver; `TO_ALL` for a broadcast.
         tag: The tag; NCCL has none.
@@ -56,10 +56,10 @@ class Message(NamedTuple):
     Attributes:
         shape: The shape of a tensor.
         dtype: Its dtype; None for objects.
-        nbytes: How many bytes it has.
+        nbytes: The number of its bytes.
         values: These bytes, if they are known or assumed.
-        written: Where not all elements are known, a byte for each that says whether it is.
-        kind: 0 if the values are known, or else the policies that they stand on (`ValuePolicy.behind()`).
+        written: If only some elements are known, a byte for each element: 1 if it is known.
+        kind: 0 if the values are known, otherwise the policies that they depend on (`ValuePolicy.behind()`).
     """
 
     shape: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class Sent(NamedTuple):
 
 
 class Received(NamedTuple):
-    """The notice that this rank has a tensor for a message, and does not wait for its values."""
+    """The notice that this rank receives a message into a tensor, without waiting for its values."""
 
     channel: Channel
     number: int
@@ -97,16 +97,16 @@ class Awaited(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The answer if a message will not come, with the reason."""
+    """The answer for a message that will not be sent, with the reason."""
 
     reason: str
     text: str
 
 
 def mismatch(channel: Channel, sent: Message, received: Message, place: str) -> str:
-    """Return the error for a message that does not fit into the tensor that receives it."""
+    """Return the error for a message that is received into a tensor of another size."""
     return (
-        f"Rank {channel.source} sends {list(sent.shape)} {sent.dtype}, {sent.nbytes} bytes, and the receiver has "
-        f"{list(received.shape)} {received.dtype}, {received.nbytes} bytes, for it ({place}). In a job this hangs or "
-        "fails. Receive what is sent."
+        f"Rank {channel.source} sends {list(sent.shape)} {sent.dtype}, {sent.nbytes} bytes, but the receiver expects "
+        f"{list(received.shape)} {received.dtype}, {received.nbytes} bytes ({place}). In a job this hangs or fails. "
+        "Receive a tensor of the size that is sent."
     )

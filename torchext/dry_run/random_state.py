@@ -1,11 +1,11 @@
-"""The states of random generators, which are real in a dry run, too, until a program moves them to a GPU.
+"""The states of random generators, which are real in a dry run until a program moves them to a GPU.
 
-DTensor moves the generators of devices so that ranks draw what one process would. It computes with the numbers of a
-state, and moves them to the device and back, which makes them fake. So its functions that compute are called as if
-there were no fakes, and the state stays on the CPU.
+DTensor advances the generators of devices so that ranks draw the numbers of a single process. It computes with the
+values of a state, and moves them to the device and back, which makes them fake. So its functions that compute run
+without fake mode, and the state stays on the CPU.
 
-Other programs send the state of rank 0 to all ranks over the GPUs, and set it. What arrives is fake; the generator
-stays as it is, which is counted as a value that was read.
+Other programs send the state of rank 0 to all ranks over the GPUs, and set it. The received state is fake, so the
+generator keeps its state, and the call is counted as a read of a value.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ..tools.patching import Concerns
 from .current import current, while_world_is_open
 from .messages import without_answers
 
-__all__ = ["teach_distributed_tensors"]
+__all__ = ["patch_distributed_tensors"]
 
-_taught: set[int] = set()
+_patched: set[int] = set()
 
 
-def teach_distributed_tensors() -> None:
-    """Declares the patches, if distributed tensors are imported."""
+def patch_distributed_tensors() -> None:
+    """Declare the patches if distributed tensors are imported."""
     random: Any = sys.modules.get("torch.distributed.tensor._random")
-    if random is None or id(random) in _taught:
+    if random is None or id(random) in _patched:
         return
-    _taught.add(id(random))
+    _patched.add(id(random))
     patch = while_world_is_open.patch
     tracker = random.OffsetBasedRNGTracker
-    patch(tracker, "__init__", _agreeing_with_nobody, "compares the states of generators of other processes")
+    patch(tracker, "__init__", _agreeing_alone, "compares the states of generators of other ranks")
     patch(tracker, "_get_device_state", _staying_on_the_cpu, "moves the state of a generator to its device")
     for name in ("_set_pre_op_offset", "_set_post_op_offset", "_compute_rng_offsets"):
         if name in vars(tracker):
             patch(tracker, name, _really, "computes with the state of a generator")
 
 
-def _agreeing_with_nobody(original: Callable[..., None]) -> Callable[..., None]:
+def _agreeing_alone(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
         original(self, device_mesh, current() is None and run_state_sync)
         if current() is not None and run_state_sync:
@@ -76,7 +76,7 @@ STATE_KEPT = "not set"
 
 
 def _keeping_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.cuda.set_rng_state_all()` is given several, in any iterable."""
+    """Ignore fake states. `torch.cuda.set_rng_state_all()` receives several states, in any iterable."""
 
     def set_state(*args: Any, **kwargs: Any) -> Any:
         args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)

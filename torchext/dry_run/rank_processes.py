@@ -1,15 +1,17 @@
-"""Runs ranks, each in a process of its own, and delivers what they send to each other.
+"""Run each rank in its own process, and deliver the messages between ranks.
 
-A rank that waits for what another one sends (`messages.py`) gets it when that one has sent it, in a process that is
-started for that if there is none. So a chain of ranks, such as the stages of a pipeline, runs together as far as they
-need each other, whether a report was asked for or not. What a rank has sent stays here when it has ended.
+A rank that waits for a message (`messages.py`) receives it when the sender has sent it. If the sender is not running,
+its process is started. So a chain of ranks, such as the stages of a pipeline, runs together as far as the ranks need
+each other, also those without a report. The messages of a rank stay here when it has ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import pickle
+import shlex
 import signal
 import sys
 import time
@@ -25,6 +27,7 @@ from typing import IO, Any
 
 from typing_extensions import Self
 
+from .. import terminal
 from ..fake.gpus import FakeGPU
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
@@ -32,24 +35,30 @@ from .launch_lines import Launch
 from .messages import Messages
 from .progress import Goal
 from .protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing, Received, Sent, mismatch
+from .reports import verdict
 from .running import HOST, RankReport, run_rank
 
 __all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
 
-UNLIMITED = 1 << 50  # bytes: more than a device has, so that the report can say how much is needed
+UNLIMITED = 1 << 50  # bytes: more than any device has, so that the report can show the memory that the rank needs
 MOST_PROCESSES = 64  # at a time: each takes about half a GiB
 
 Key = tuple[Channel, int]
+
+logger = logging.getLogger(__name__)
 
 
 class RankProcesses:
     """The processes of the ranks of a job.
 
     Args:
-        options: Those of the command line.
-        launch: What to run.
-        gpu: What the GPUs are.
-        goal: When a rank has made enough.
+        options: The options of the command line.
+        launch: The program and the size of the job.
+        gpu: The GPUs of a machine.
+        goal: The number of steps or forward passes of a rank.
+
+    Attributes:
+        out: The stream for reports and for the output of programs: stderr if the JSON report goes to stdout.
     """
 
     def __init__(self, options: argparse.Namespace, launch: Launch, gpu: FakeGPU, goal: Goal) -> None:
@@ -57,6 +66,7 @@ class RankProcesses:
         self.launch = launch
         self.gpu = gpu
         self.goal = goal
+        self.out = sys.stderr if options.json == terminal.STDOUT else sys.stdout
         self._ranks: dict[int, _Rank] = {}
         self._sent: dict[Key, Message] = {}
         self._received: dict[Key, Received] = {}
@@ -71,7 +81,7 @@ class RankProcesses:
         with ExitStack() as block:
             block.push(self._signals)
             patience = block.enter_context(Patience())
-            for rank in self._ranks.values():  # all of them, whatever one raises
+            for rank in self._ranks.values():  # all of them, also after an error
                 block.callback(rank.close, None if kind is None else patience)
             if kind is not None:
                 for rank in self._running():
@@ -79,17 +89,21 @@ class RankProcesses:
 
     @property
     def mismatches(self) -> list[str]:
-        """Which messages are not received as they are sent, as far as both ranks have run."""
+        """Errors about messages whose sizes differ between sender and receiver, as far as both ranks have run."""
         return list(self._mismatches.values())
 
     def mismatches_of(self, number: int) -> list[str]:
-        """Those among the messages that a rank sends or receives."""
+        """Return the errors about messages that rank `number` sends or receives."""
         return [
             text for (channel, _), text in self._mismatches.items() if number in (channel.source, channel.destination)
         ]
 
+    def finished_reports(self) -> list[RankReport]:
+        """Return the reports of the ranks that have ended, also of those that ran because another rank waited."""
+        return [rank.report for rank in self._ranks.values() if rank.report is not None]
+
     def report_of(self, number: int) -> RankReport:
-        """Runs a rank, if it has not run yet, and returns its report."""
+        """Run a rank, if it has not run yet, and return its report."""
         rank = self._ranks.get(number) or self._start(number, is_shown=True)
         while rank.report is None:
             self._turn()
@@ -101,15 +115,19 @@ class RankProcesses:
         return rank.report
 
     def _start(self, number: int, *, is_shown: bool) -> _Rank:
-        self._ranks[number] = rank = _Rank(self, number, is_shown)  # is closed also if starting it fails
+        self._ranks[number] = rank = _Rank(self, number, is_shown)  # closed even if starting it fails
         rank.run(self.gpu)
         return rank
+
+    def _print_progress(self, text: str) -> None:
+        if not self.options.quiet:
+            print(f"[dry run] {text}", file=sys.stderr, flush=True)
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks.values() if rank.report is None]
 
     def _turn(self) -> None:
-        """Waits briefly for notices, and answers ranks that wait."""
+        """Wait briefly for messages from the processes, and answer ranks that wait."""
         running = self._running()
         connections = {rank.connection: rank for rank in running if not rank.has_hung_up}
         if not connections:
@@ -122,6 +140,8 @@ class RankProcesses:
                 while self._read(rank):
                     pass
                 rank.go_on_after_end()
+                if rank.report is not None:
+                    self._print_progress(f"rank {rank.report.rank}: done, {verdict(rank.report)}")
         for rank in self._running():
             if rank.awaits is not None:
                 answer = self._answer(rank.awaits)
@@ -129,7 +149,7 @@ class RankProcesses:
                     rank.answer(answer)
 
     def _read(self, rank: _Rank) -> bool:
-        """Processes one notice from the process of a rank, and returns whether there was one."""
+        """Handle a `Sent`, `Received` or `Awaited` from the process of a rank. Return true if there was one."""
         try:
             notice = rank.connection.recv() if rank.connection.poll() else None
         except (EOFError, OSError):
@@ -143,6 +163,7 @@ class RankProcesses:
             self._compare((notice.channel, notice.number))
         elif isinstance(notice, Awaited):
             rank.awaits = notice
+            logger.debug("rank %d waits for rank %d at %s", notice.receiver, notice.channel.source, notice.place)
         return notice is not None
 
     def _compare(self, key: Key) -> None:
@@ -151,7 +172,7 @@ class RankProcesses:
             self._mismatches[key] = mismatch(key[0], sent, received.message, received.place)
 
     def _answer(self, awaited: Awaited) -> Message | Missing | None:
-        """What a rank waits for; None if it has to wait longer."""
+        """Return the answer to a rank that waits; None if it must wait longer."""
         found = self._sent.get((awaited.channel, awaited.number))
         if found is not None:
             return found
@@ -160,10 +181,9 @@ class RankProcesses:
         if sender is None:
             if len(self._running()) >= MOST_PROCESSES:
                 return Missing(
-                    OTHER, f"Rank {source} sends what this rank receives, but {MOST_PROCESSES} ranks run already."
+                    OTHER, f"Rank {source}, the sender, was not started: {MOST_PROCESSES} ranks run already."
                 )
-            started = f"[dry run] rank {source}: started, because rank {awaited.receiver} waits for what it sends"
-            print(started, file=sys.stderr, flush=True)
+            self._print_progress(f"rank {source}: started, because rank {awaited.receiver} waits for its message")
             self._start(source, is_shown=False)
             return None
         if sender.report is not None:
@@ -172,7 +192,7 @@ class RankProcesses:
         return None if cycle is None else Missing(CYCLE, _about_cycle(cycle))
 
     def _cycle(self, first: _Rank) -> list[Awaited] | None:
-        """The receives of ranks that wait for each other, from `first`; None if it is not one of them."""
+        """Return the receives of ranks that wait for each other, from `first`; None if it is not among them."""
         chain: list[Awaited] = []
         rank: _Rank | None = first
         while rank is not None and rank.awaits is not None:
@@ -189,12 +209,12 @@ class RankProcesses:
 
 
 class _Rank:
-    """A rank in a process of its own, and again with unlimited memory if it does not fit.
+    """A rank in its own process, which runs again with unlimited memory if the rank does not fit.
 
     Attributes:
-        report: Its report, when it has ended.
-        awaits: What it waits for.
-        connection: To its process.
+        report: The report of the rank, when it has ended.
+        awaits: The message that the rank waits for.
+        connection: The connection to the process.
         has_hung_up: Whether the process has closed its end.
     """
 
@@ -215,7 +235,7 @@ class _Rank:
         return enter(TemporaryFile(prefix="torchext-")), enter(TemporaryFile(prefix="torchext-"))
 
     def run(self, gpu: FakeGPU) -> None:
-        """Starts the process, with the memory of `gpu`."""
+        """Start the process, with the memory of `gpu`."""
         folder = self._block.enter_context(TemporaryDirectory(prefix="torchext-", ignore_cleanup_errors=True))
         self._files = Overlay(folder)
         task, self._answer = Path(folder) / "task", Path(folder) / "answer"
@@ -223,7 +243,8 @@ class _Rank:
         self.has_hung_up = False
         task.write_bytes(pickle.dumps(self._arguments(gpu, theirs.fileno())))
         command = child_command(self._job.options, folder, "child", task, self._answer)
-        out, err = self._output or (None, None)
+        logger.debug("rank %d: %s", self._number, shlex.join(command))
+        out, err = self._output or (terminal.STDERR if self._job.out is sys.stderr else None, None)
         self._process = ChildProcess(
             command,
             environment_for(self._files, self._job.launch.environment),
@@ -251,6 +272,8 @@ class _Rank:
             "values": options.values,
             "traces_lines": not options.no_lines,
             "counts_flops": not options.no_flops,
+            "is_quiet": options.quiet,
+            "is_verbose": options.verbose,
             "messages": None if options.alone or size == 1 else messages,
         }
 
@@ -259,7 +282,7 @@ class _Rank:
         return self._process is not None and self._process.poll() is not None
 
     def go_on_after_end(self) -> None:
-        """Reads the report, or starts the process again with unlimited memory."""
+        """Read the report, or start the process again with unlimited memory."""
         self.awaits = None
         self.connection.close()
         assert self._process is not None
@@ -282,14 +305,14 @@ class _Rank:
         return report
 
     def answer(self, answer: Message | Missing) -> None:
-        """Answers the process, which waits."""
+        """Answer the process, which waits."""
         self.awaits = None
         with suppress(OSError):  # the process has ended since, which the next turn finds
             self.connection.send(answer)
 
     def show_output(self) -> None:
-        """Writes to the terminal what the process has written, unless it does so itself."""
-        for i, (file, stream) in enumerate(zip(self._output or (), (sys.stdout, sys.stderr), strict=False)):
+        """Copy new output of the process to the terminal, unless the process writes there."""
+        for i, (file, stream) in enumerate(zip(self._output or (), (self._job.out, sys.stderr), strict=False)):
             new = os.pread(file.fileno(), os.fstat(file.fileno()).st_size - self._shown[i], self._shown[i])
             self._shown[i] += len(new)
             text = self._decoders[i].decode(new, final=self.report is not None)
@@ -298,16 +321,16 @@ class _Rank:
                 stream.flush()
 
     def keep_files(self, folder: Path) -> None:
-        """Copies what the program has written to `folder`."""
+        """Copy the files that the program has written to `folder`."""
         keep_files(self._files, str(folder))
 
     def terminate(self) -> None:
-        """Asks the process to end."""
+        """Send SIGTERM to the process."""
         if self._process is not None:
             self._process.terminate()
 
     def close(self, patience: Patience | None = None) -> None:
-        """Ends the process, at once without patience, and removes its files."""
+        """End the process, at once if `patience` is None, and remove its files."""
         with self._block:
             if self.report is None and self._process is not None:
                 self._process.stop(patience)
@@ -315,7 +338,7 @@ class _Rank:
 
 
 def _with_needs(limited: RankReport, needed: RankReport, gpu: FakeGPU) -> RankReport:
-    """The report of a rank that does not fit: what it needs, if it has run to that point."""
+    """Return the report of a rank that does not fit, with the memory that it needs if the second run measured it."""
     if needed.error:
         return limited
     for peak in needed.peaks:
@@ -325,36 +348,36 @@ def _with_needs(limited: RankReport, needed: RankReport, gpu: FakeGPU) -> RankRe
 
 
 def _about_sender(report: RankReport) -> tuple[str, str]:
-    """Why a rank that has ended sends nothing more."""
+    """Return the reason why a rank that has ended sends no more messages."""
     name = f"Rank {report.rank}"
-    sender = f"{name}, which sends what this rank receives,"
     if report.error:
-        return OTHER, f"{sender} has failed in its dry run: {_sentence(report.reason)}"
+        return OTHER, f"{name}, the sender, failed in its dry run: {_sentence(report.reason)}"
     if report.has_enough and report.goal.count is not None:
-        return FINISHED, f"{name} has made enough."
+        return FINISHED, f"{name}, the sender, has already reached its goal."
     if report.out_of_memory:
-        return OTHER, f"{sender} has run out of memory in its dry run: {_sentence(report.out_of_memory)}"
-    return OTHER, f"{name} has ended without sending what this rank receives."
+        return OTHER, f"{name}, the sender, ran out of memory in its dry run: {_sentence(report.out_of_memory)}"
+    return OTHER, f"{name}, the sender, ended without sending the message."
 
 
 def _sentence(text: str) -> str:
-    """The first line, with a period."""
+    """Return the first line, with a period."""
     return text.partition("\n")[0].rstrip(".") + "."
 
 
 def _about_cycle(chain: Sequence[Awaited]) -> str:
     waits = [
-        f"rank {one.receiver} waits{f' at {one.place}' if one.place else ''} for what rank {one.channel.source} sends"
+        f"rank {one.receiver} waits{f' at {one.place}' if one.place else ''} for a message from rank "
+        f"{one.channel.source}"
         for one in chain
     ]
     return (
-        f"Ranks wait for each other, as they would in a job: {', and '.join(waits)}. Have one of them send before it "
-        "receives, or use --alone, with which what is received is assumed."
+        f"Ranks wait for each other, as they would in a job: {', and '.join(waits)}. Change one of them to send before "
+        "it receives, or use --alone to assume the values of all messages."
     )
 
 
 def _filled_in(program: Sequence[str], rank: int, local_rank: int, size: int) -> list[str]:
-    """Replaces placeholders, which are an argument or follow its equals sign."""
+    """Replace placeholders that are an argument or follow its equals sign."""
     values = {"{rank}": rank, "{local_rank}": local_rank, "{world_size}": size}
 
     def fill(argument: str) -> str:
@@ -365,30 +388,30 @@ def _filled_in(program: Sequence[str], rank: int, local_rank: int, size: int) ->
 
 
 def _about_end(rank: int, code: int) -> str:
-    """How the process of a rank has ended that has left no report."""
-    text = f"The process of rank {rank} has ended with code {code}."
+    """Describe the end of a process that has left no report."""
+    text = f"The process of rank {rank} ended with code {code}."
     if code in (-signal.SIGSEGV, -signal.SIGBUS):
         text += (
-            " There is no memory at the address of a fake tensor: code in C that is given its data_ptr(), as by "
-            "ctypes, ends the process. Leave that part of the program out."
+            " The address of a fake tensor has no memory: code in C that reads its data_ptr(), for example with "
+            "ctypes, ends the process. Skip that part of the program in a dry run."
         )
     return text
 
 
 def child_command(options: argparse.Namespace, folder: str, module: str, task: Path, answer: Path) -> list[str]:
-    """The command that runs one of the modules here in a process that changes no files outside of `folder`."""
+    """Return the command that runs a module of this package in a process that changes no files outside of `folder`."""
     guard = [] if options.unguarded else [sys.executable, GUARD, folder]
     return [*guard, sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
 
 
 def environment_for(files: Overlay, variables: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a process whose files are kept in `files`, and of those that it starts."""
+    """Return the environment of a process whose files are kept in `files`, and of the processes that it starts."""
     environment = child_environment(files, {**os.environ, **variables, "TMPDIR": files.temporary})
-    return {**environment, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would be found instead of those described
+    return {**environment, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would hide the fake ones
 
 
 def run_child(task: Path, answer: Path) -> None:
-    """Runs the rank that is described in the file `task`, and leaves the report in the file `answer`."""
+    """Run the rank that the file `task` describes, and write the report to the file `answer`."""
 
     def leave(report: RankReport) -> None:
         answer.write_bytes(pickle.dumps(report))
@@ -400,6 +423,8 @@ def run_child(task: Path, answer: Path) -> None:
 
     arguments = pickle.loads(task.read_bytes())
     descriptor = arguments.pop("messages")
+    if arguments.pop("is_verbose"):
+        terminal.log_to_stderr()
     messages = None
     if descriptor is not None:
         os.set_inheritable(descriptor, False)  # processes that the program starts do not communicate

@@ -1,4 +1,4 @@
-"""Records the collectives of a process as they are called: NOTE [Collectives], csrc/fake/collectives/collectives.h."""
+"""Record the collectives of this rank when they are called: NOTE [Collectives], csrc/fake/collectives/collectives.h."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .agreement import agreed_values
 from .checks import check, tensors_of
 from .collectives import Collective, Place
 from .current import current, while_world_is_open
-from .late_imports import teach_what_is_imported
+from .late_imports import patch_late_imports
 from .overlaps import Overlaps
 from .places import ModuleNames, place_here
 
@@ -31,19 +31,19 @@ __all__ = ["Recorder"]
 Work: Any = torch._C._distributed_c10d.Work
 ProcessGroup: Any = dist.ProcessGroup
 
-# What a process gives and is given, by the names of the arguments in the schemas of c10d. Others are both.
+# The arguments that a collective reads and writes, by their names in the schemas of c10d. Others are read and written.
 GIVEN = ("input_tensor", "input_tensors", "input_list", "inputs", "input")
 RECEIVED = ("output_tensor", "output_tensors", "output_lists", "outputs", "output")
 
 
 class Recorder:
-    """Collects collectives.
+    """Records collectives.
 
     Args:
-        traces_lines: Whether to look for the line of the program that led to each.
+        traces_lines: Whether to record the source line of each call.
 
     Attributes:
-        collectives: What was recorded.
+        collectives: The records so far.
     """
 
     def __init__(self, traces_lines: bool) -> None:
@@ -57,11 +57,11 @@ class Recorder:
         self._overlaps = Overlaps(self._mark_overlap)
 
     def close(self) -> None:
-        """Is told no more."""
+        """Stop recording overlaps."""
         self._overlaps.close()
 
     def observe(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
-        """Is called before a collective; what it returns, with the results of the collective."""
+        """Record a collective before it runs. Return a function to call with its results, or None."""
         with without_our_keys():
             if name == "_c10d_functional::wait_tensor":
                 self._wait_for_tensor(values[0])
@@ -69,13 +69,13 @@ class Recorder:
             return self._record(name, values)
 
     def deliver(self, work: Any) -> None:
-        """Write what `work` receives from another rank, if that has not been written."""
+        """Write the values that `work` receives from another rank, unless they have been written."""
         deliver = self._deliveries.pop(work, None)
         if deliver is not None:
             deliver()
 
     def waited(self, work: Any) -> None:
-        """Record that the program waits for `work`, after delivering what it receives."""
+        """Record that the program waits for `work`, after delivering the values that it receives."""
         self.deliver(work)
         self._results.pop(work, None)
         number = self._by_work.pop(work, None)
@@ -84,13 +84,13 @@ class Recorder:
             self._overlaps.wait(number)
 
     def results_of(self, work: Any) -> list[Tensor] | None:
-        """What the collective writes, as the future of a backend that communicates has it; None if it is unknown."""
+        """Return the tensors that the collective writes, as the future of a real backend does; None if unknown."""
         found = [reference() for reference in self._results.get(work, [])]
         alive = [tensor for tensor in found if tensor is not None]
         return alive if alive and len(alive) == len(found) else None
 
     def _record(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
-        teach_what_is_imported()
+        patch_late_imports()
         operator = name.partition("::")[2]
         arguments = dict(zip(_parameters(name), values, strict=True))
         group = ProcessGroup.unbox(arguments.pop("process_group"))
@@ -139,8 +139,8 @@ class Recorder:
             group=_name_of(group),
             ranks=tuple(dist.get_process_group_ranks(group)),
             backend=str(distributed_c10d._world.pg_map[group][0]) if group in distributed_c10d._world.pg_map else "",
-            bytes_in=_bytes(given),
-            bytes_out=_bytes(received),
+            bytes_sent=_bytes(given),
+            bytes_received=_bytes(received),
             dtype="" if is_barrier else dtypes.pop() if len(dtypes) == 1 else "mixed",
             reduction=arguments.get("reduce_op", ""),
             peer=peer,
@@ -180,7 +180,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def _name_of(group: Any) -> str:
-    """`mesh_tp` of a dimension `tp` (`DeviceMesh._init_one_process_group`), and so on."""
+    """Return the name of a group: `tp` for the description `mesh_tp` (`DeviceMesh._init_one_process_group`)."""
     description = str(group.group_desc)
     if description in ("default_pg", "mesh_default"):
         return "world"
@@ -192,7 +192,7 @@ def _stream(device: torch.device) -> int:
 
 
 def _watch_waits() -> None:
-    while_world_is_open.patch(Work, "get_future", _with_results, "has a future without what was received")
+    while_world_is_open.patch(Work, "get_future", _with_results, "returns a future without the results")
     while_world_is_open.patch(Work, "is_completed", _completing, "is never true of collectives that do nothing")
     while_world_is_open.patch(torch._C, "_collect_all", _delivering, "waits for futures in C++")
     for work in (Work, getattr(torch._C._distributed_c10d, "FakeWork", Work)):

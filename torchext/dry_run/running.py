@@ -1,4 +1,4 @@
-"""Runs a program as one rank, for some steps, and collects what the command line reports."""
+"""Run a program as one rank, for some steps, and collect the report of the command line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..fake import carry_blocks_to_threads
 from ..fake.assumed_values import AssumedValue
 from ..fake.gpus import FakeGPU
 from ..memory import PINNED, TrackedMemory, track_memory
+from ..memory.states import summed
 from .collectives import GroupSummary, peers_of, summarize_phases
 from .files import Change
 from .files.refusals import about_refusal
@@ -26,7 +27,7 @@ from .world import World, world
 
 __all__ = ["HOST", "DevicePeak", "RankReport", "run_rank"]
 
-# The memory of the host, which reports show last: pageable and pinned.
+# Host memory, pageable and pinned, which reports show last.
 HOST = {"cpu": 1, PINNED: 2}
 
 
@@ -35,14 +36,15 @@ class DevicePeak:
     """The memory of one device.
 
     Attributes:
-        device: Such as `cuda:0`; `cpu` is pageable memory of the host, `pinned` pinned memory.
-        allocated: The most bytes that were allocated.
-        reserved: The most bytes that PyTorch has reserved.
-        total: The bytes that there are; 0 if that is not known, as of the host.
-        by_category: The bytes at the peak, by what they are for.
-        fragmentation: The bytes that were reserved and not in use at the peak.
-        by_module: By the module that holds them.
-        largest: The largest tensors at the peak: bytes, category, name, line.
+        device: `cuda:0` and so on; `cpu` is pageable memory of the host, `pinned` is pinned memory.
+        allocated: The largest number of bytes that were allocated.
+        reserved: The largest number of bytes that PyTorch reserved.
+        total: The memory of the device in bytes; 0 for the host, where it is unknown.
+        by_category: The bytes at the peak of allocated memory, by category.
+        fragmentation: The bytes that were reserved but unused at that peak.
+        by_module: The bytes at that peak, by module, the most first.
+        by_line: The bytes at that peak, by source line, the most first; empty if lines are not recorded.
+        largest: The 20 largest tensors at that peak: bytes, category, name, line.
     """
 
     device: str
@@ -52,39 +54,40 @@ class DevicePeak:
     by_category: dict[str, int] = field(default_factory=dict)
     fragmentation: int = 0
     by_module: dict[str, int] = field(default_factory=dict)
+    by_line: dict[str, int] = field(default_factory=dict)
     largest: list[tuple[int, str, str, str]] = field(default_factory=list)
 
     @property
     def headroom(self) -> int:
-        """What is left; negative if it does not fit."""
+        """The free memory in bytes; negative if the rank does not fit."""
         return self.total - self.reserved
 
 
 @dataclass
 class RankReport:
-    """What one rank has done.
+    """The report of one rank.
 
     Attributes:
-        rank: Its rank.
-        goal: When it would have made enough.
-        made: How many steps, or forward passes, it has made.
-        forwards: How many forward passes have begun.
-        backwards: How many backward passes have begun.
-        error: The traceback of the program's own error, and what may explain it; empty if there was none.
+        rank: The number of the rank.
+        goal: The number of steps or forward passes to run.
+        made: The number of complete steps or forward passes.
+        forwards: The number of forward passes that began.
+        backwards: The number of backward passes that began.
+        error: The traceback of the program's error, and a possible explanation; empty without an error.
         reason: The first line of that error's message, with the class.
-        out_of_memory: What a device said that has run out of memory; empty if none has.
-        exit_code: The code with which the program has ended by itself, if it did.
+        out_of_memory: The message of the device that ran out of memory; empty if no device did.
+        exit_code: The exit code of a program that called `sys.exit()`.
         peaks: The memory of each device.
-        collectives: What was sent, by phase, group and operator.
-        peers: The ranks with which it has exchanged messages, in ascending order.
-        flops: The floating-point operations of one step, or forward pass; None if they were not counted.
-        flops_error: Why they could not be counted; empty if they were, or were not asked for.
-        values: Where values were read that do not exist.
-        files: What the program would have written and removed.
-        remarks: What was done otherwise than the program says.
-        mismatches: Which of its messages are not received as they are sent, as far as both ranks have run.
-        seconds: How long it took, without starting Python.
-        page: A page that shows the memory over time.
+        collectives: The collectives, by phase, group and operator.
+        peers: The ranks with which messages are exchanged, in ascending order.
+        flops: The floating-point operations of one step or forward pass; None if they were not counted.
+        flops_error: The reason why they were not counted; empty if they were, or if counting is turned off.
+        values: The places that read values that do not exist.
+        files: The changes of files that the program would make.
+        remarks: The differences between the dry run and the program.
+        mismatches: Errors about messages whose sizes differ between sender and receiver, as far as both ranks have run.
+        seconds: The duration, without starting Python.
+        memory_html: An HTML plot of the memory over time.
     """
 
     rank: int
@@ -106,12 +109,19 @@ class RankReport:
     remarks: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    page: str = ""
+    memory_html: str = ""
 
     @property
     def has_enough(self) -> bool:
-        """Whether it has made as many steps, or forward passes, as were asked for."""
+        """Whether the rank has made as many steps or forward passes as requested."""
         return self.goal.count is None or self.made >= self.goal.count
+
+    @property
+    def outcome(self) -> str:
+        """`failed`, `does not fit`, `too few` (steps or forward passes), or `fits`."""
+        if self.error or self.mismatches or self.exit_code:
+            return "failed"
+        return "does not fit" if self.out_of_memory else "fits" if self.has_enough else "too few"
 
 
 def run_rank(
@@ -127,25 +137,28 @@ def run_rank(
     values: str,
     traces_lines: bool,
     counts_flops: bool,
+    is_quiet: bool = False,
     messages: Messages | None = None,
     on_unstoppable: Callable[[RankReport], None] = lambda report: None,
 ) -> RankReport:
-    """Runs a program as rank `rank` of `size` until it has made enough.
+    """Run a program as rank `rank` of `size` until it reaches the goal.
 
     Args:
         program: The path of a script, or the name of a module, and its arguments.
         is_module: Whether it is a module.
-        size: How many processes the job has.
+        size: The number of ranks of the job.
         rank: The rank.
-        gpu: What the GPUs are like.
-        per_node: How many a machine has.
-        is_launched: Whether the program finds the environment of torchrun.
-        goal: When that is so.
+        gpu: The model of the GPUs; None for a job without GPUs.
+        per_node: The number of GPUs and ranks of a machine.
+        is_launched: Whether the program runs in the environment of torchrun.
+        goal: The number of steps or forward passes.
         values: The policy for values that do not exist.
-        traces_lines: Whether to look for the lines that made tensors, which takes longer.
-        counts_flops: Whether to make one more step to count its floating-point operations.
-        messages: What this rank and others send to each other; None if it runs by itself.
-        on_unstoppable: Called with the report when the program goes on after it has made enough. May end the process.
+        traces_lines: Whether to record the lines that allocate memory, which is slower.
+        counts_flops: Whether to run one more step to count its floating-point operations.
+        is_quiet: Whether to print no progress.
+        messages: The connection to other ranks; None if the rank runs alone.
+        on_unstoppable: Called with the report if the program continues after it has reached the goal. May end the
+            process.
     """
     report = RankReport(rank, goal)
     start = time.perf_counter()
@@ -165,7 +178,7 @@ def run_rank(
         block.enter_context(job)
         block.enter_context(carry_blocks_to_threads())
         memory = block.enter_context(track_memory(trace=traces_lines))
-        progress = Progress(goal, counts_flops, job)
+        progress = Progress(goal, counts_flops, job, is_quiet=is_quiet)
         block.callback(progress.close)
         if messages is not None:
             messages.on_finished = progress.end
@@ -176,7 +189,7 @@ def run_rank(
         except Finished:
             pass
         except BaseException as error:
-            # What happens while operations are counted is not part of the run.
+            # The additional step that counts operations is not part of the run.
             if not progress.has_enough:
                 _describe_end(report, error, job.latest_value)
             elif counts_flops and progress.flops is None:
@@ -188,7 +201,7 @@ def run_rank(
 
 
 def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: Progress, start: float) -> RankReport:
-    """Adds what is known at the end."""
+    """Complete the report at the end of the run."""
     report.made = progress.made
     report.flops = progress.flops
     if progress.counts_flops and report.flops is None and not report.flops_error:
@@ -201,7 +214,7 @@ def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: 
 
 
 def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue | None) -> None:
-    """How a program has ended by itself."""
+    """Add the error, or the exit code, with which the program ended."""
     out_of_memory = _out_of_memory_behind(error)
     if out_of_memory is not None:
         report.out_of_memory = str(out_of_memory)
@@ -217,39 +230,39 @@ def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue
 def _why_not_counted(report: RankReport, progress: Progress) -> str:
     unit = report.goal.unit
     if report.goal.count is None:
-        return f"a program that runs to its own end makes no further {unit} that could be counted"
+        return f"with --to-end the program makes no additional {unit} to count"
     if not progress.has_enough:
-        return f"they are those of one more {unit} than are asked for, and the program has made fewer"
-    return f"the program has ended within the {unit} that was to be counted"
+        return f"counting needs one more {unit} than requested, and the program made fewer"
+    return f"the program ended within the additional {unit}"
 
 
 def _shortly(error: BaseException) -> str:
-    """The first line of the message, with the class."""
+    """Return the first line of the message, with the class."""
     lines = "".join(traceback.format_exception_only(error)).splitlines()
     return next(line for line in lines if line[:1].strip()).rstrip(".")  # a SyntaxError begins with indented code
 
 
 def _about_values(latest: AssumedValue) -> str:
-    """What the reader of an error has to know: it may come of what the program was told."""
+    """Explain that assumed values may cause the error."""
     return (
-        "\nBefore this error the program was told values that do not exist, the last of them by "
-        f"{latest.operator} at {latest.line or latest.reader}: {latest.answer}. If sizes follow from it, such as how "
-        "many tokens an expert gets or how large the tensors of other ranks are, the program cannot be run dry beyond "
-        "that line: let it take them from its settings, or leave that part out.\n"
+        "\nBefore this error the program read assumed values, the last one with "
+        f"{latest.operator} at {latest.line or latest.reader}: {latest.answer}. If sizes depend on it, such as the "
+        "number of tokens of an expert or the sizes of tensors of other ranks, the dry run cannot continue beyond that "
+        "line: take these sizes from the settings of the program, or skip that part.\n"
     )
 
 
 def _out_of_memory_behind(error: BaseException | None) -> torch.cuda.OutOfMemoryError | None:
-    """The error of a device that has run out of memory, which programs wrap in errors of their own."""
+    """Return the error of a device that ran out of memory, which programs may wrap in other errors."""
     while error is not None and not isinstance(error, torch.cuda.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _run(program: Sequence[str], is_module: bool) -> None:
-    """As `python script` and `python -m module` do."""
+    """Run a program as `python script` and `python -m module` do."""
     sys.argv = list(program)
-    # The first is where this process has found its own module.
+    # Replaces the folder in which this process found torchext.dry_run.child.
     sys.path[0] = str(Path.cwd()) if is_module else str(Path(program[0]).resolve().parent)
     if is_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
@@ -265,17 +278,17 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _describe(report: RankReport, job: World, memory: TrackedMemory, progress: Progress) -> None:
-    """What is known now; later calls know more."""
+    """Fill in memory, collectives and values so far."""
     collectives = job.collectives
     report.collectives = summarize_phases(collectives, progress.phases())
     report.peers = peers_of(collectives)
     report.values = job.values
     report.forwards, report.backwards = progress.forwards, progress.backwards
-    report.peaks = [_describe_device(memory, place, job.gpus) for place in memory.places]
+    report.peaks = [_describe_device(memory, place, job.gpu) for place in memory.places]
     report.peaks.sort(key=lambda peak: HOST.get(peak.device, 0))
     busiest = max(report.peaks, key=lambda peak: (peak.device not in HOST, peak.allocated), default=None)
     if busiest is not None:
-        report.page = _page(memory, busiest.device)
+        report.memory_html = _memory_html(memory, busiest.device)
 
 
 def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) -> DevicePeak:
@@ -288,12 +301,13 @@ def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) ->
         total=0 if gpu is None or device in HOST else gpu.memory - gpu.context,
         by_category={category.label: n for category, n in peak.by_category.items() if n},
         fragmentation=peak.fragmentation,
-        by_module=dict(list(memory.by_module(device).items())[:20]),
+        by_module=memory.by_module(device),
+        by_line=summed([a for a in allocations if a.line], lambda allocation: allocation.line),
         largest=[(a.size, a.category.label, a.title, a.line) for a in allocations[:20]],
     )
 
 
-def _page(memory: TrackedMemory, device: str) -> str:
+def _memory_html(memory: TrackedMemory, device: str) -> str:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Files of safetensors without values: names, shapes and types, and a hole as long as the values.
 
-They begin as every placeholder (`placeholders.py`), so that safetensors refuses them outside of dry runs.
+They begin like all placeholders (`placeholders.py`), so safetensors rejects them outside of dry runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .placeholders import known_list, opened, read_header, write_placeholder
 
 __all__ = ["MovedFile", "PlaceholderFile", "is_moved", "load_bytes", "placeholder_bytes", "save_file"]
 
-FRAMEWORK = ("pt", "torch", "pytorch")  # its names for PyTorch
+FRAMEWORK = ("pt", "torch", "pytorch")  # the names of safetensors for PyTorch
 
 
 def save_file(tensors: Mapping[str, torch.Tensor], file: Any, metadata: Any = None) -> None:
@@ -45,11 +45,11 @@ def load_bytes(data: bytes) -> dict[str, torch.Tensor]:
 
 
 class PlaceholderFile:
-    """What `safetensors.safe_open` returns for a file without values: its tensors are fakes.
+    """The result of `safetensors.safe_open` for a file without values: its tensors are fakes.
 
     Args:
         filename: The path.
-        framework: Only PyTorch has fakes.
+        framework: The framework, which must be PyTorch.
         device: The device of the fakes.
     """
 
@@ -57,7 +57,7 @@ class PlaceholderFile:
         if framework not in FRAMEWORK:
             raise ValueError(
                 f"safe_open: {filename} was written by a dry run and has no values, which framework={framework!r} "
-                "would need; expected 'pt'"
+                "requires; use framework='pt'"
             )
         with opened(filename, "rb") as content:
             header = json.loads(read_header(content))
@@ -80,7 +80,7 @@ class PlaceholderFile:
         return list(self._described)
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the program's own metadata."""
+        """Return the metadata of the program."""
         return self._metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:
@@ -97,7 +97,7 @@ class PlaceholderFile:
         return {name: self.get_tensor(name) for name in self._described}
 
     def get_slice(self, name: str) -> _Slice:
-        """Return a view of a tensor of which parts are read."""
+        """Return a view for reading parts of a tensor."""
         code, shape, _ = self._find(name)
         return _Slice(self, name, code, shape)
 
@@ -110,10 +110,10 @@ class PlaceholderFile:
 class MovedFile:
     """A file of safetensors whose tensors are read on the CPU, and moved to a fake device.
 
-    The library allocates memory of the device itself, and copies to its address.
+    The library itself would allocate device memory, and copy to its address.
 
     Args:
-        file: What `safetensors.safe_open` has returned.
+        file: The result of `safetensors.safe_open` on the CPU.
         device: The device.
     """
 
@@ -141,7 +141,7 @@ class MovedFile:
         return {name: self.get_tensor(name) for name in self._file.keys()}  # noqa: SIM118 (it is not a mapping)
 
     def get_slice(self, name: str) -> _MovedSlice:
-        """Return a view of a tensor of which parts are read."""
+        """Return a view for reading parts of a tensor."""
         return _MovedSlice(self._file.get_slice(name), self._device)
 
 
@@ -170,16 +170,16 @@ class _Slice:
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """Return the type, by its name in the file."""
+        """Return the name of the dtype in the file."""
         return self._code
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         part: torch.Tensor = self._file.get_tensor(self._name)[index]
-        return part.clone()  # which has only that part's memory
+        return part.clone()  # has only the memory of that part
 
 
 def is_moved(framework: Any, device: Any) -> bool:
-    """Return whether `safetensors.safe_open` with these arguments has tensors on another device than the CPU."""
+    """Return true if `safetensors.safe_open` with these arguments returns tensors on another device than the CPU."""
     return framework in FRAMEWORK and _device(device).type != "cpu"
 
 

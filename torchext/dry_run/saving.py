@@ -1,8 +1,9 @@
-"""Checkpoints in a dry run: what holds fakes has no values to write.
+"""Checkpoints in a dry run: objects that hold fakes have no values to write.
 
-`torch.save()` opens the file before it asks the first tensor for its memory. So it is looked through first. On the
-command line, whose files are kept apart, what is written can be read again (`placeholders.py`). In a program nothing is
-written, and a file that is there already stays as it is; as values that are read, each place is counted and reported.
+`torch.save()` truncates the file before it reads the memory of the first tensor. So objects are searched for fakes
+first. On the command line, which keeps files apart, a description is written that can be read again
+(`placeholders.py`). In `world()` nothing is written, existing files are unchanged, and each place is counted and
+reported like a read of a value.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ NOT_WRITTEN = "not written"
 
 @contextmanager
 def not_writing_fakes() -> Iterator[None]:
-    """Teaches safetensors as well, which may be imported before the block or in it."""
-    _teach_safetensors()
+    """Keep fakes out of files in the block. safetensors may be imported before the block or in it."""
+    _patch_safetensors()
     with ExitStack() as imports:
         for name in _SAFETENSORS:
-            imports.enter_context(once_imported(name, _teach_safetensors))
+            imports.enter_context(once_imported(name, _patch_safetensors))
         yield
 
 
 def holds_fakes(value: object) -> bool:
-    """Returns true if pickling `value` would come to a fake tensor."""
+    """Return true if pickling `value` would reach a fake tensor."""
     search = _Search()
     try:
         search.dump(value)
-    except Exception:  # what cannot be pickled: saving it will say so
+    except Exception:  # `value` cannot be pickled, so saving it will fail
         return False
     return search.has_found
 
@@ -60,7 +61,7 @@ class _Search(pickle.Pickler):
         self.has_found = False
 
     def persistent_id(self, value: object) -> str | None:
-        """Goes on with what is no tensor. The data of real tensors need not be copied."""
+        """Continue with objects that are not tensors. The data of real tensors need not be copied."""
         if not isinstance(value, torch.Tensor):
             return None
         self.has_found |= any(_C.is_fake(member) for member in storages_of(value))
@@ -88,7 +89,7 @@ def _loading_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loads_weights_only(pickle_module: Any, *, weights_only: bool | None = None, **kwargs: Any) -> bool:
-    """As `torch.load()` decides it."""
+    """Decide as `torch.load()` does."""
     if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
         return True
     if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
@@ -135,38 +136,36 @@ def _opening_files_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def files_apart() -> Any:
-    """Returns the files of this process (`files.Overlay`) if they are kept apart, or None."""
+    """Return the files of this process (`files.Overlay`) if they are kept apart, or None."""
     files = sys.modules.get("torchext_dry_run_files")
     return None if files is None else files.active()
 
 
 def _install() -> None:
-    while_values_are_assumed.patch(torch, "save", _skipping_fakes, "truncates the file, and then wants memory")
-    while_values_are_assumed.patch(
-        torch, "load", _loading_fakes, "does not know what `torch.save()` has written of fakes"
-    )
+    while_values_are_assumed.patch(torch, "save", _skipping_fakes, "truncates the file, and then reads memory")
+    while_values_are_assumed.patch(torch, "load", _loading_fakes, "cannot read the files that describe fakes")
 
 
-_taught: set[int] = set()
+_patched: set[int] = set()
 
 
-def _teach_safetensors() -> None:
+def _patch_safetensors() -> None:
     for name, patches in _SAFETENSORS.items():
         module = sys.modules.get(name)
-        if module is not None and id(module) not in _taught:
-            _taught.add(id(module))
+        if module is not None and id(module) not in _patched:
+            _patched.add(id(module))
             for function, make, reason in patches:
                 while_values_are_assumed.patch(module, function, make, reason)
 
 
-_OPEN = ("safe_open", _opening_files_of_fakes, "does not know files without values")
+_OPEN = ("safe_open", _opening_files_of_fakes, "cannot read files without values")
 _SAFETENSORS = {
     "safetensors": (_OPEN,),
     "safetensors.torch": (
         _OPEN,
-        ("save_file", _skipping_files_of_fakes, "wants the memory of tensors"),
-        ("save", _describing_fakes, "wants the memory of tensors"),
-        ("load", _reading_described_fakes, "does not know tensors without values"),
+        ("save_file", _skipping_files_of_fakes, "reads the memory of tensors"),
+        ("save", _describing_fakes, "reads the memory of tensors"),
+        ("load", _reading_described_fakes, "cannot read tensors without values"),
     ),
 }
 

@@ -1,10 +1,10 @@
-"""When a step of training is complete.
+"""The definition of a training step.
 
-Calls of optimizers with no pass between them (`passes.py`) form a round, which ends where the next forward or backward
-pass begins. So a round is one call in a plain loop, and many calls where an engine calls an optimizer for each group of
-parameters, or hooks call one for each parameter in the backward pass. A step is complete at the end of the first round
-by which each optimizer that takes part has been called since the last step. It therefore includes what follows the
-calls: metrics that are reduced, averaged weights, the next batch.
+Optimizer calls with no pass between them (`passes.py`) form a round, which ends where the next forward or backward
+pass begins. A round is one call in a plain loop. It has many calls where an engine calls an optimizer for each
+parameter group, or where hooks call one for each parameter in the backward pass. A step is complete at the end of the
+first round by which each participating optimizer has been called since the last step. So it includes the code after
+the calls, such as the reduction of metrics, averaging of weights, and loading the next batch.
 
 | program                                 | rounds                  | a step is  |
 | --------------------------------------- | ----------------------- | ---------- |
@@ -13,14 +13,14 @@ calls: metrics that are reduced, averaged weights, the next batch.
 | two optimizers in turns                 | {A} {B}                 | two rounds |
 | ZeRO, optimizers in the backward pass   | {A, B, C}               | one round  |
 
-An optimizer takes part if it has been called, or if one of its parameters requires a gradient. If another optimizer
-updates its parameters in the same round, as under a wrapper, it need not be called itself. Whether an idle optimizer
-will be called later is unknown; after `PATIENCE` rounds it is left out, with a remark.
+An optimizer participates if it has been called, or if one of its parameters requires a gradient. If another optimizer
+updates its parameters in the same round, as with a wrapper, it need not be called itself. Whether an idle optimizer
+will be called later is unknown; after `PATIENCE` rounds it is ignored, with a remark.
 
-What a CUDA graph captures happens when it is replayed, as often as that.
+Calls that a CUDA graph captures count at each replay.
 
 Without passes, a round ends where an optimizer updates the same parameters again. Calls before the first pass belong to
-the construction: loading a distributed checkpoint calls an optimizer once to make its state.
+the construction: loading a distributed checkpoint calls an optimizer once to create its state.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from .passes import is_in_backward
 
 __all__ = ["PATIENCE", "Round", "Rounds", "Steps"]
 
-# How many rounds to wait for an optimizer: more than generators or discriminators are trained in a row.
+# The number of rounds to wait for an optimizer: more than generators or discriminators are trained in a row.
 PATIENCE = 100
-NAMED = 3  # of the optimizers that are left out
+NAMED = 3  # the number of ignored optimizers that a remark names
 
 Key = int
 
 
 @dataclass(frozen=True)
 class Round:
-    """Calls of optimizers with no pass between them.
+    """Optimizer calls with no pass between them.
 
     Attributes:
         updated: The optimizers whose parameters were updated.
-        needed: The optimizers that took part in the training by then.
-        mark: What was given for the end of the round.
+        needed: The optimizers that participated by then.
+        mark: The mark of the end of the round.
     """
 
     updated: frozenset[Key]
@@ -66,12 +66,12 @@ class Round:
 
 
 class Rounds:
-    """Groups rounds to steps.
+    """Groups rounds into steps.
 
     Attributes:
-        ends: The marks of the rounds that have completed a step.
-        since: How many rounds there were since.
-        missing: The optimizers that were waited for at the end of the last round.
+        ends: The marks of the rounds that completed a step.
+        since: The number of rounds since the last of them.
+        missing: The optimizers that were missing for a step at the end of the last round.
     """
 
     def __init__(self) -> None:
@@ -80,19 +80,19 @@ class Rounds:
         self._start()
 
     def add(self, one: Round) -> None:
-        """Adds the latest round."""
+        """Add the latest round."""
         self._rounds.append(one)
         self._count(one)
 
     def leave_out(self, keys: Iterable[Key]) -> None:
-        """Counts again from the first round, without these optimizers."""
+        """Count again from the first round, without these optimizers."""
         self._left_out.update(keys)
         self._start()
         for one in self._rounds:
             self._count(one)
 
     def never_updated(self) -> frozenset[Key]:
-        """The optimizers that are waited for, and were not called in any round."""
+        """Return the missing optimizers that were not called in any round."""
         return self.missing.difference(*(one.updated for one in self._rounds))
 
     def _start(self) -> None:
@@ -115,13 +115,13 @@ class Steps:
     """Counts the steps of the optimizers of the process.
 
     Args:
-        mark: Returns what to keep for the end of a round.
+        mark: Returns the mark of the end of a round.
         on_round: Called when a round has ended without a pass.
 
     Attributes:
         rounds: The rounds so far.
-        calls: How often optimizers were called.
-        remarks: Which optimizers were not waited for.
+        calls: The number of optimizer calls.
+        remarks: Remarks about ignored optimizers.
     """
 
     def __init__(self, mark: Callable[[], int], on_round: Callable[[], None]) -> None:
@@ -140,31 +140,31 @@ class Steps:
         _listeners.append(self._learn)
 
     def close(self) -> None:
-        """Stops counting."""
+        """Stop counting."""
         for hook in self._hooks:
             hook.remove()
         _listeners.remove(self._learn)
 
     def end_round(self) -> None:
-        """Ends the round, if there is one: a pass begins, or the program ends."""
+        """End the current round, because a pass begins or the program ends."""
         if self._called and self._had_pass:
             self._add_round()
         self._called = {}
 
     def begin_pass(self) -> None:
-        """A forward or backward pass begins."""
+        """Handle the beginning of a forward or backward pass."""
         self.end_round()
         self._had_pass = True
 
     def finish(self) -> None:
-        """Counts what is complete now that the program has ended: later calls will not follow."""
+        """Count the steps that are complete because the program has ended, and no calls will follow."""
         self._had_pass = True
         self.end_round()
         self._leave_out(self.rounds.never_updated())
 
     @property
     def made(self) -> int:
-        """How many steps are complete."""
+        """The number of complete steps."""
         return len(self.rounds.ends)
 
     def _learn(self, optimizer: Optimizer) -> _Known:
@@ -204,14 +204,14 @@ class Steps:
 
     @property
     def missing(self) -> str:
-        """The optimizers that have to be called before the step is complete."""
+        """The names of the optimizers that must be called before the step is complete."""
         return self._names(self.rounds.missing)
 
     def _leave_out(self, keys: frozenset[Key]) -> None:
         if keys:
             self.remarks.append(
-                f"Steps are counted without {self._names(keys)}: not called in {self.rounds.since} rounds of calls of "
-                "other optimizers."
+                f"Steps are counted without {self._names(keys)}: not called while other optimizers were called in "
+                f"{self.rounds.since} rounds."
             )
             self.rounds.leave_out(keys)
 
@@ -234,7 +234,7 @@ class _Known:
         optimizer = self.reference()
         if optimizer is None:
             return False
-        # Programs that train networks in turns switch the others off for that time.
+        # Programs that train networks in turns turn off the gradients of the others.
         self.required_gradients |= any(p.requires_grad for p in _parameters(optimizer))
         return self.was_called or self.required_gradients
 
@@ -245,7 +245,7 @@ class _Known:
 
 
 def _description(optimizer: Optimizer) -> str:
-    """The class, and the line that constructs it."""
+    """Return the class, and the line that constructs it."""
     frame = users_frame()
     name = type(optimizer).__name__
     return name if frame is None else f"{name} ({place_of(frame)})"
@@ -273,7 +273,7 @@ def _noticing(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _install() -> None:
-    while_world_is_open.patch(Optimizer, "__init__", _noticing, "has no hook for optimizers that are constructed")
+    while_world_is_open.patch(Optimizer, "__init__", _noticing, "has no hook for new optimizers")
 
 
 while_world_is_open.declare(_install)

@@ -1,6 +1,6 @@
-"""What Triton finds in a dry run in place of the driver of CUDA, and how often its kernels were launched.
+"""A stand-in for Triton's CUDA driver in a dry run, and a counter of kernel launches.
 
-Libraries ask the driver for the kind of GPU when they are imported, to choose configurations.
+Libraries query the driver for the kind of GPU at import, to select configurations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DRIVER = "triton.runtime.driver"
 
 @contextmanager
 def triton_in_a_world(job: Job) -> Iterator[None]:
-    """Counts launches of kernels, and answers for the driver if the job has GPUs."""
+    """Count kernel launches, and replace the driver if the job has GPUs."""
     launch_observers.append(job.count_launch)
     try:
         with once_imported(DRIVER, lambda: _answer(job)):
@@ -36,13 +36,13 @@ def triton_in_a_world(job: Job) -> Iterator[None]:
 
 def _answer(job: Job) -> None:
     config: Any = getattr(sys.modules.get(DRIVER), "driver", None)
-    if job.gpus is not None and hasattr(config, "set_active"):
+    if job.gpu is not None and hasattr(config, "set_active"):
         job.when_left.callback(setattr, config, "_active", getattr(config, "_active", None))
         config.set_active(_Driver())
 
 
 class _Driver:
-    """What `triton.backends.driver.DriverBase` declares, for fake CUDA devices."""
+    """The interface of `triton.backends.driver.DriverBase`, for fake CUDA devices."""
 
     def __init__(self) -> None:
         self.utils = _Utilities()

@@ -1,11 +1,12 @@
-"""One process of a job of many, the others of which do not exist."""
+"""A rank of a job whose other ranks do not exist."""
 
 from __future__ import annotations
 
 from contextlib import ContextDecorator, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
+from html import escape
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,45 +16,51 @@ from .. import _C
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
 from ..fake.assumed_values import AssumedValue, AssumedValues, assuming_values
-from ..fake.gpus import FakeGPU
+from ..fake.gpus import FakeGPU, as_fake_gpu
+from ..tools.deprecation import RenamedAttribute, renamed_keywords
 from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .checked_agreement import agreeing_with_rank_0
-from .collectives import Collective, GroupSummary, summarize
+from .collectives import Collective, CollectiveSummary, summarize
 from .current import Job, enter, leave, while_world_is_open
 from .environment import torchrun_environment
-from .late_imports import teach_what_is_imported
-from .meshes import meshes_of_its_own
+from .late_imports import patch_late_imports
+from .meshes import separate_meshes
 from .nccl import names_of_nccl
 from .paged_memory import refusing_paged_memory
 from .pretrained import models_without_weights
 from .recorder import Recorder
 from .saving import not_writing_fakes
-from .store import LonelyStore
+from .store import SingleRankStore
 from .triton_driver import triton_in_a_world
 
-__all__ = ["World", "world"]
+__all__ = ["DEFAULT_VALUES", "World", "world"]
 
-# Programs ask whether this PyTorch has been built for CUDA by this number.
+DEFAULT_VALUES = "assume,masks=all,routing=balanced"
+"""The default policy for reads of values that do not exist, of `world()` and of the command line."""
+
+# Programs recognize a CUDA build of PyTorch by `torch.version.cuda`.
 CUDA_VERSION = "12.8"
 
 Error = TypeVar("Error", bound=BaseException)
 
 
 class World(Job, ContextDecorator):
-    """What `world()` returns: a block, and what has happened in it.
+    """A block in which this process is a rank of a job, made by `world()`, and the records of what happened in it.
 
     Attributes:
-        size: How many processes the job has.
-        rank: The rank of the one that is there.
-        per_node: How many share a machine.
-        gpus: What the GPUs of its machine are like; None if it has none.
+        size: The number of ranks of the job.
+        rank: The rank of this process.
+        per_node: The number of ranks and GPUs of a machine.
+        gpu: The GPUs of a machine; None for a job without GPUs.
     """
+
+    gpus = RenamedAttribute("gpu")
 
     def __init__(
         self,
         size: int,
         rank: int,
-        gpus: FakeGPU | None,
+        gpu: FakeGPU | None,
         per_node: int,
         backend: str | None,
         trace: bool,
@@ -61,8 +68,8 @@ class World(Job, ContextDecorator):
         values: str,
         is_launched: bool,
     ) -> None:
-        # PyTorch's C++ does not keep alive what Python knows of the store.
-        super().__init__(size, rank, per_node, gpus, LonelyStore(size, rank), Recorder(trace))
+        # PyTorch's C++ does not keep the Python object of a store alive.
+        super().__init__(size, rank, per_node, gpu, SingleRankStore(size, rank), Recorder(trace))
         self._backend = backend
         self._trace = trace
         self._set_device = set_device
@@ -73,29 +80,49 @@ class World(Job, ContextDecorator):
 
     @property
     def collectives(self) -> list[Collective]:
-        """What this process has sent and received so far, in the order of the calls."""
+        """The collectives of this rank so far, in the order of the calls."""
         return list(self.recorder.collectives)
 
-    def summary(self) -> list[GroupSummary]:
-        """The collectives by group and operator, the most bytes first."""
-        return summarize(self.recorder.collectives)
+    def summary(self) -> CollectiveSummary:
+        """Return the collectives by group and operator, the most bytes first: a list that prints as a table."""
+        return CollectiveSummary(summarize(self.recorder.collectives))
 
     @property
     def values(self) -> list[AssumedValue]:
-        """Where the program has read values that do not exist, if the policy is to answer."""
+        """The places that read values that do not exist, and the answers, the most frequent first."""
         return self._assumed.sites
 
     @property
     def latest_value(self) -> AssumedValue | None:
-        """What the program has read last of these."""
+        """The last of these reads."""
         return self._assumed.latest
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job, its collectives and the assumed values as builtin types, for JSON."""
+        return {
+            "size": self.size,
+            "rank": self.rank,
+            "per_node": self.per_node,
+            "gpu": None if self.gpu is None else asdict(self.gpu),
+            "collectives": [one.to_dict() for one in self.collectives],
+            "values": [asdict(value) for value in self.values],
+            "remarks": self.remarks,
+        }
+
+    def __repr__(self) -> str:
+        gpu = "no GPUs" if self.gpu is None else f"{self.gpu.count} x {self.gpu.name}"
+        counts = f"collectives: {len(self.recorder.collectives)}, assumed values: {sum(v.count for v in self.values)}"
+        return f"<World: rank {self.rank} of {self.size}, {gpu}, {counts}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self)[1:-1])}</p>{self.summary()._repr_html_()}"
+
     def _recreate_cm(self) -> Self:
-        """A decorated function has a world of its own for each call."""
+        """Return a new world for each call of a decorated function."""
         return type(self)(
             self.size,
             self.rank,
-            self.gpus,
+            self.gpu,
             self.per_node,
             self._backend,
             self._trace,
@@ -107,31 +134,31 @@ class World(Job, ContextDecorator):
     def __enter__(self) -> Self:
         if dist.is_initialized():
             raise RuntimeError(
-                "The default process group of this process is initialized, and a dry run makes its own. Call "
-                "torch.distributed.destroy_process_group() before it."
+                "This process already has a default process group, but a dry run makes its own. Call "
+                "torch.distributed.destroy_process_group() first."
             )
         with ExitStack() as block:
-            teach_what_is_imported()
+            patch_late_imports()
             enter(self)
             block.callback(leave, self)
             block.callback(self.when_left.close)
             block.enter_context(torchrun_environment(self, self._is_launched))
             block.enter_context(while_world_is_open.hold())
             block.enter_context(showing_addresses())
-            block.enter_context(fake_mode(gpu=self.gpus or False))
-            if self.gpus is not None and torch.version.cuda is None:
+            block.enter_context(fake_mode(gpu=self.gpu or False))
+            if self.gpu is not None and torch.version.cuda is None:
                 torch.version.cuda = CUDA_VERSION
                 block.callback(setattr, torch.version, "cuda", None)
-            if self.gpus is not None:
+            if self.gpu is not None:
                 block.enter_context(names_of_nccl())
-            if self.gpus is not None and self._set_device:
+            if self.gpu is not None and self._set_device:
                 torch.cuda.set_device(self.local_rank)
-            block.enter_context(compiling.noting_graphs(self))
+            block.enter_context(compiling.remarking_on_graphs(self))
             block.enter_context(triton_in_a_world(self))
             block.enter_context(refusing_paged_memory())
             block.enter_context(agreeing_with_rank_0())
             block.enter_context(models_without_weights())
-            block.enter_context(meshes_of_its_own())
+            block.enter_context(separate_meshes())
             self._assumed = block.enter_context(assuming_values(self._policy))
             block.enter_context(not_writing_fakes())
             block.callback(_destroy_groups)
@@ -155,63 +182,67 @@ def _destroy_groups() -> None:
         dist.destroy_process_group()
 
 
+@renamed_keywords(gpus="gpu")
 def world(
     size: int,
     rank: int = 0,
-    gpus: FakeGPU | str | None = "H100-80GB",
+    gpu: FakeGPU | str | int | None = "H100-80GB",
     per_node: int = 8,
     *,
     backend: str | None = "default",
     trace: bool = False,
     set_device: bool = True,
-    values: str = "raise",
+    values: str = DEFAULT_VALUES,
     is_launched: bool = True,
 ) -> World:
-    """Makes this process one of many, on machines with GPUs, none of which need to be there.
+    """Return a block in which this process is a rank of a distributed job, on fake GPUs.
 
-    In the block tensors are fake, as in `fake_mode(gpu=...)`; the environment is that of torchrun; and process
-    groups are there, of any size, in which collectives return at once and are recorded. What other processes would
-    send has shapes and dtypes, but no values. Collectives of Python objects return what this process says, as if all
-    said the same; what only another process can know raises an error.
+    In the block
+
+    - tensors are fake, as in `fake_mode(gpu=...)`;
+    - environment variables are those that torchrun sets;
+    - process groups of any size exist. Their collectives return at once, and are recorded. Results have shapes and
+      dtypes, but no values;
+    - collectives of Python objects return the objects of this rank, as if all ranks had the same ones. They raise an
+      error where only another rank can have the object.
 
     Args:
-        size: How many processes the job has.
-        rank: The rank of this one.
-        gpus: What the GPUs are like, or the name of a model; None for a job on CPUs. For a job of several processes
-            `count` is replaced by `per_node`.
-        per_node: How many processes, and GPUs, a machine has.
-        backend: The backend of the default process group; by default `cpu:gloo,cuda:nccl`, or `gloo` without GPUs.
-            `init_process_group()` in the block replaces this group by the one that it is asked for. With None there is
-            no group until the program initializes it, as under torchrun.
-        trace: Whether the lines of the program that led to collectives are recorded, which takes longer.
-        set_device: Whether the GPU of this process is the current device. A real process begins with device 0.
-        values: What becomes of a program that reads values that are not known: `raise` an error, or `assume` some,
-            which are counted in `World.values`. Policies for masks and for routing may follow, as in
-            `assume,masks=half,routing=same`: docs/how_to/dry_runs.md, "Values".
-        is_launched: Whether the environment says that torchrun has started the process. If not, programs find what they
-            find without a launcher: they train alone, or start processes themselves.
+        size: The number of ranks of the job.
+        rank: The rank of this process.
+        gpu: The GPUs: the name of a model, a `FakeGPU`, or a count; None for a job on CPUs. If the job has several
+            ranks, `per_node` replaces the count.
+        per_node: The number of ranks and GPUs of a machine.
+        backend: The backend of the default process group. Default: `cpu:gloo,cuda:nccl`, or `gloo` without GPUs.
+            `init_process_group()` in the block replaces this group. With None the block has no default group until the
+            program initializes it, as under torchrun.
+        trace: Whether to record the source lines of collectives, which is slower.
+        set_device: Whether the GPU of this rank is the current device. A real process begins with device 0.
+        values: How to answer reads of values that do not exist: `raise` an error, or `assume` values, which are listed
+            in `World.values`. Policies for masks and routing may follow, as in `assume,masks=half,routing=same`:
+            docs/how_to/dry_runs.md, "Values".
+        is_launched: Whether to set the environment variables of torchrun. Without them programs train alone, or start
+            processes themselves.
 
     Returns:
-        A block, which is also a decorator. Only one can be open in a process.
+        A context manager, which is also a decorator. Only one can be open in a process.
 
     Raises:
         RuntimeError: GPUs are described, but there are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
-        ValueError: There is no such rank, GPU, or policy for values.
+        ValueError: The rank is out of range, or the GPU or the policy for values is unknown.
 
     Example:
         >>> with world(1024, rank=511) as job:
         ...     torch.distributed.all_reduce(torch.ones(4, device="cuda"))
-        >>> job.collectives[0].operator, job.collectives[0].bytes_in, job.collectives[0].group_size
+        >>> job.collectives[0].operator, job.collectives[0].bytes_sent, job.collectives[0].group_size
         ('allreduce', 16, 1024)
     """
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"A world of size {size} has no rank {rank}: ranks are from 0 to {size - 1}.")
     if per_node < 1:
-        raise ValueError(f"`per_node` was expected to be at least 1, but is {per_node}.")
-    if isinstance(gpus, str):
-        gpus = FakeGPU(gpus)
-    if gpus is not None and size > 1:
-        gpus = replace(gpus, count=min(per_node, size))
+        raise ValueError(f"`per_node`: expected at least 1, got {per_node}.")
+    described = as_fake_gpu(gpu)
+    if described is not None and size > 1:
+        described = replace(described, count=min(per_node, size))
     if backend == "default":
-        backend = "gloo" if gpus is None else "cpu:gloo,cuda:nccl"
-    return World(size, rank, gpus, per_node, backend, trace, set_device, values, is_launched)
+        backend = "gloo" if described is None else "cpu:gloo,cuda:nccl"
+    return World(size, rank, described, per_node, backend, trace, set_device, values, is_launched)

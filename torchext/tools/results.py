@@ -6,9 +6,11 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
-__all__ = ["Column", "Table", "plain"]
+__all__ = ["Column", "Items", "Table", "plain"]
+
+T = TypeVar("T")
 
 
 class Column(NamedTuple):
@@ -63,6 +65,26 @@ class Table:
         """Return the rows, with their values by the names of the columns."""
         names = [column.name for column in self.columns]
         return [dict(zip(names, map(plain, row), strict=True)) for row in self.rows]
+
+
+class Items(Sequence[T]):
+    """An immutable sequence, shown in a session as it is printed."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = tuple(items)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def plain(value: Any) -> Any:

@@ -1,11 +1,11 @@
-"""The files of a dry run: what a program writes is kept apart, and nothing that was there before it changes.
+"""The files of a dry run: written files are kept apart, and existing files never change.
 
-There are two layers. Functions of Python that name files are replaced (`replacing.py`), so that a program finds in
-their places what it has written (`tree.py`, `overlay.py`). `guard.py` has the system refuse every other write, of code
-in C as of other programs that the program starts.
+Two layers enforce this. Python functions that take file names are replaced (`replacing.py`), so that a program finds
+its written files under their names (`tree.py`, `overlay.py`). `guard.py` makes the system reject all other writes, of
+code in C and of programs that the program starts.
 
-The processes of a dry run import this package when Python starts, before the modules that keep functions of `os` for
-themselves: `startup/sitecustomize.py`. So it imports Python's own library only.
+The processes of a dry run import this package when Python starts, before modules that keep references to functions of
+`os`: `startup/sitecustomize.py`. So it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ __all__ = [
     "keep_files",
 ]
 
-# The program that starts another one, guarded. By `os`, because `pathlib` may not have been imported yet.
+# The program that starts another one under guard. Uses `os`, because importing `pathlib` here may be too early.
 GUARD = f"{os.path.dirname(os.path.abspath(__file__))}/guard.py"

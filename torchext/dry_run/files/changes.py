@@ -1,4 +1,4 @@
-"""What a dry run would have changed: for the report, and for `--keep-files`."""
+"""The changes that a dry run would have made, for the report and for `--keep-files`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .tree import Tree, join
 
 __all__ = ["PLACEHOLDER", "Change", "changes_in", "keep_files"]
 
-# The first bytes of files of tensors without values, whatever the program renames them to.
+# The first bytes of files of tensors without values. They identify such a file under any name.
 PLACEHOLDER = b"torchext: tensors without values, of a dry run\n"
 
 
 class Change(NamedTuple):
-    """A change that a program has made.
+    """A change of a file.
 
     Attributes:
         path: The path of the file.
         what: `written`, `overwritten` or `removed`.
-        nbytes: The size of the file that it would have written.
+        nbytes: The size of the written file.
     """
 
     path: str
@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 
 def changes_in(tree: Tree) -> list[Change]:
-    """Return what the program has written and removed, by path."""
+    """Return the files that the program has written or removed, sorted by path."""
     changes = []
     for path in _written_files(tree):
         if not exists_at(path):
@@ -46,7 +46,7 @@ def changes_in(tree: Tree) -> list[Change]:
 
 
 def keep_files(tree: Tree, folder: str) -> None:
-    """Copy what has been written to `folder`, except what looks like a checkpoint and has no values."""
+    """Copy the written files to `folder`, except checkpoints without values."""
     os.makedirs(folder, exist_ok=True)
     for place, folders, names in os.walk(tree.written):
         target = folder + tree.program_path(place).rstrip("/")
@@ -67,7 +67,7 @@ def _written_files(tree: Tree) -> Iterator[str]:
 
 
 def _is_alike(one: os.stat_result, other: os.stat_result) -> bool:
-    """Return whether a copy still has the metadata of its original, as one of a database that was only read."""
+    """Return true if a copy still has the metadata of its original, such as that of a database that was only read."""
     return all(
         getattr(one, name) == getattr(other, name) for name in ("st_mode", "st_uid", "st_gid", "st_size", "st_mtime_ns")
     )

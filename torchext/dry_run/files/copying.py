@@ -1,4 +1,4 @@
-"""Copies of files, links and folders with their metadata: what an overlay changes instead of the original."""
+"""Copy files, links and folders with their metadata. An overlay changes copies instead of the originals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 1 << 24
 
 
 def exists_at(place: str) -> bool:
-    """Return whether there is a file, folder or link at a real path."""
+    """Return true if a file, folder or link exists at a real path."""
     try:
         real.lstat(place)
     except (OSError, ValueError):
@@ -25,7 +25,7 @@ def exists_at(place: str) -> bool:
 
 
 def is_folder_at(place: str) -> bool:
-    """Return whether there is a folder at a real path."""
+    """Return true if a folder exists at a real path."""
     try:
         return stat.S_ISDIR(real.lstat(place).st_mode)
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def copy_file(place: str, copy: str, *, content: bool) -> None:
 
 
 def copy_range(source: int, target: int, size: int) -> None:
-    """Copy the first `size` bytes of a file to an empty one. Holes, as in placeholders of checkpoints, stay holes."""
+    """Copy the first `size` bytes of a file to an empty file. Holes, such as those of placeholders, stay holes."""
     begin = 0
     while begin < size:
         begin = _seek(source, begin, os.SEEK_DATA)
@@ -64,7 +64,7 @@ def copy_range(source: int, target: int, size: int) -> None:
 
 
 def send(target: int, source: int, offset: int | None, count: int, **options: Any) -> int:
-    """Do as `os.sendfile()`, but copy a hole as a hole: placeholders of checkpoints are large, and nearly empty."""
+    """Call `os.sendfile()`, but copy a hole as a hole: placeholders of checkpoints are large and nearly empty."""
     if offset is None or not all(stat.S_ISREG(real.fstat(file).st_mode) for file in (target, source)):
         return int(real.sendfile(target, source, offset, count, **options))
     before = real.lseek(source, 0, os.SEEK_CUR)
@@ -80,7 +80,7 @@ def send(target: int, source: int, offset: int | None, count: int, **options: An
 
 
 def _seek(file: int, offset: int, kind: int) -> int:
-    """Return where the next data or hole begins, or the end of the file."""
+    """Return the offset of the next data or hole, or the end of the file."""
     try:
         return int(real.lseek(file, offset, kind))
     except OSError as error:
@@ -90,7 +90,7 @@ def _seek(file: int, offset: int, kind: int) -> int:
 
 
 def copy_alike(place: str, own: str) -> None:
-    """Copy a link, an empty folder, a FIFO or a socket. Does nothing if another process has just done so."""
+    """Copy a link, an empty folder, a FIFO or a socket, unless another process has just done so."""
     status = real.lstat(place)
     with contextlib.suppress(FileExistsError):
         if stat.S_ISLNK(status.st_mode):
@@ -106,7 +106,7 @@ def copy_alike(place: str, own: str) -> None:
 
 
 def _copy_metadata(source: Any, target: Any, status: os.stat_result) -> None:
-    with contextlib.suppress(OSError):  # only root may give files away
+    with contextlib.suppress(OSError):  # only root may change owners
         real.chown(target, status.st_uid, status.st_gid)
     real.chmod(target, stat.S_IMODE(status.st_mode))
     with contextlib.suppress(OSError):  # some file systems have no extended attributes

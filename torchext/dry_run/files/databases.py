@@ -1,4 +1,4 @@
-"""Lets SQLite, whose code in C opens files by name, find the files of a dry run."""
+"""Redirect SQLite, whose C code opens files by name, to the files of a dry run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .replacing import name_as
 
 __all__ = ["redirect_databases"]
 
-# What belongs to the state of a database that has not been closed, beside its file.
+# The other files of a database that has not been closed.
 COMPANIONS = ("-wal", "-journal")
 
-# The statements that open other files: the name is a string, or the first parameter.
+# Statements that open other files. The name is a string, or the first parameter.
 OPENING = re.compile(
     r"""(?P<before>\b(?:attach\s+(?:database\s+)?|vacuum\s+(?:\w+\s+)?into\s+))"""
     r"""(?P<name>'(?:[^']|'')*'|"(?:[^"]|"")*"|\?\d*|[:@$]\w+)""",

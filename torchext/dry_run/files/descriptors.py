@@ -13,13 +13,13 @@ DESCRIPTORS = "/proc/self/fd"
 
 
 def path_of(descriptor: int) -> str:
-    """Return the real path of an open file, or a name that does not begin with a slash, as `pipe:[7]`."""
+    """Return the real path of an open file, or a name without a leading slash, such as `pipe:[7]`."""
     path: str = real.readlink(f"{DESCRIPTORS}/{descriptor}")
     return path
 
 
 def reopen_readers(status: os.stat_result, copy: str) -> None:
-    """Let the descriptors of this process that read an original read its copy from now on, where they are in it."""
+    """Make the descriptors of this process that read an original read its copy from now on, at the same position."""
     with contextlib.suppress(FileNotFoundError):  # systems without /proc
         for descriptor in map(int, real.listdir(DESCRIPTORS)):
             with contextlib.suppress(OSError):
@@ -28,7 +28,7 @@ def reopen_readers(status: os.stat_result, copy: str) -> None:
 
 
 def can_write(descriptor: int) -> bool:
-    """Return whether a descriptor has been opened to write."""
+    """Return true if a descriptor is open for writing."""
     return bool(_flags(descriptor) & (os.O_WRONLY | os.O_RDWR))
 
 
@@ -39,11 +39,11 @@ def _flags(descriptor: int) -> int:
 
 
 def reopen(descriptor: int, copy: str) -> None:
-    """Let a descriptor stand for another file from now on, at the same position."""
+    """Make a descriptor refer to another file from now on, at the same position."""
     flags = _flags(descriptor) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
     opened = real.open(copy, flags | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # folders of which no position is known
+        with contextlib.suppress(OSError):  # some folders have no position
             real.lseek(opened, real.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
         real.dup2(opened, descriptor, real.get_inheritable(descriptor))
     finally:

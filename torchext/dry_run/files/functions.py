@@ -1,4 +1,4 @@
-"""Makes the functions of Python that name files, with the places of the files of a dry run: `overlay.py`."""
+"""Replacements for Python functions that take file names, which use the files of a dry run: `overlay.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Function", "Replacements"]
 
 Function = Callable[..., Any]
 
-# Where the system does not have a function, neither has `os`.
+# `os` lacks functions that the system does not have.
 READING = ("getxattr", "listxattr", "pathconf", "stat", "statvfs")
 CHANGING = ("chmod", "chown", "lchown", "removexattr", "setxattr", "utime")
 CHANGING_DESCRIPTORS = ("fchmod", "fchown", "ftruncate")
@@ -34,7 +34,7 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Replacements:
-    """Makes functions that call those of `os` with the places of their files."""
+    """Creates functions that call those of `os` with the places of their files."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
@@ -79,7 +79,7 @@ class Replacements:
     # ---- Paths ----
 
     def path(self, path: Any, folder: int | None = None, *, follow: bool = True) -> str:
-        """Return the program's path for an argument, which is relative to `folder` if that is given."""
+        """Return the program's path for an argument, relative to `folder` if that is not None."""
         text = os.fsdecode(path)
         if not text:
             raise os_error(errno.ENOENT, text)
@@ -91,12 +91,12 @@ class Replacements:
         return found
 
     def _name(self, path: Any, folder: int | None = None) -> str:
-        """Return the program's path for an argument that names a file itself, and a link if it is one."""
+        """Return the program's path for an argument that names a file or a link itself."""
         text = os.fsdecode(path)
         return self.path(text.rstrip("/") or text, folder, follow=False)
 
     def _check_slash(self, path: Any, found: str) -> None:
-        """Raise if `path` ends as that of a folder, but a file or link is meant."""
+        """Raise if `path` ends with a slash, but names a file or link."""
         if os.fsdecode(path).endswith("/") and self._overlay.exists(found) and not self._overlay.is_folder(found):
             raise os_error(errno.ENOTDIR, found)
 
@@ -106,7 +106,7 @@ class Replacements:
     # ---- Reading ----
 
     def reading(self, original: Any) -> Function:
-        """Return a function whose first argument is a path to read, or a descriptor."""
+        """Return a replacement for a function whose first argument is a path to read, or a descriptor."""
 
         def read(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
             if isinstance(path, int) or path is None or (dir_fd is None and self._overlay.is_untouched()):
@@ -160,7 +160,7 @@ class Replacements:
         real.chdir(path if isinstance(path, int) else self.folder_place(path))
 
     def folder_place(self, path: Any) -> str:
-        """Return the place of a folder to enter: the original if there is one, where code in C finds other files."""
+        """Return the place of a folder to enter: the original if it exists, where code in C finds other files."""
         found = self.path(path)
         return found if not self._overlay.is_gone(found) and stat_is_folder(found) else self._overlay.place(found)
 
@@ -178,7 +178,7 @@ class Replacements:
         output = inherited_output(self._overlay, path, flags)
         if output is not None:
             return int(real.dup(output))
-        if flags & os.O_CREAT and os.fsdecode(path).endswith("/"):  # a folder, which is not made so
+        if flags & os.O_CREAT and os.fsdecode(path).endswith("/"):  # open() does not create folders
             found = self._name(path, dir_fd)
             raise os_error(errno.EISDIR if self._overlay.is_folder(parent_of(found)) else errno.ENOENT, found)
         is_exclusive = flags & os.O_CREAT and flags & os.O_EXCL
@@ -249,7 +249,7 @@ class Replacements:
                 self._check_slash(path, source)
         self._overlay.rename(source, target)
 
-    # Linux does not follow a link here, whatever the argument says.
+    # Linux never follows a link here; `follow_symlinks` has no effect.
     def _link(
         self,
         src: Any,
@@ -266,7 +266,7 @@ class Replacements:
 
 
 def stat_is_folder(path: str) -> bool:
-    """Return whether the original at `path` is a folder."""
+    """Return true if the original at `path` is a folder."""
     try:
         return stat.S_ISDIR(real.stat(path).st_mode)
     except OSError:
@@ -274,7 +274,7 @@ def stat_is_folder(path: str) -> bool:
 
 
 def reporting(function: Function, paths: int = 1) -> Function:
-    """Return `function`, with the first `paths` paths of its arguments in its errors instead of places."""
+    """Return `function`, whose errors name the first `paths` paths of its arguments instead of places."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Starts a command for which the system refuses all writes outside of some folders: `python guard.py FOLDER COMMAND`.
+"""Run a command that cannot write outside of some folders: `python guard.py FOLDER COMMAND`.
 
-Landlock, a part of Linux since 5.13, needs no rights. What it has refused to a process, it refuses to all that the
-process starts, and there is no way back. Metadata (modes, owners, times) are not refused.
+Landlock, a part of Linux since 5.13, needs no privileges. Its restrictions also apply to all processes that the command
+starts, and cannot be removed. Changes of metadata (modes, owners, times) are not restricted.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Iterable
 
 __all__ = ["can_guard", "refuse_writes_outside"]
 
-# Those of Linux's header of Landlock. The numbers of system calls are those of all architectures.
+# Constants of Linux's Landlock header. All architectures have these system call numbers.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
-# Writing, removing and making files of any kind; then, by the version that knows it: renaming into another folder, and
-# truncating.
+# Writing, removing and creating files of any kind; then, with the version that added it: renaming into another folder,
+# and truncating.
 WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))
 WRITES_SINCE = {2: 1 << 13, 3: 1 << 14}
 
-# Before version 2 files could not be renamed into another folder at all.
+# Before version 2, files cannot be renamed into another folder at all.
 LEAST_VERSION = 2
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 
-# Devices, also those of GPUs; shared memory and semaphores; a process's own settings.
+# Devices, including GPUs; shared memory and semaphores; settings of the process.
 ALWAYS_WRITABLE = ("/dev", "/proc")
 
 
@@ -51,7 +51,7 @@ def _system_call(number: int, *arguments: object) -> int:
 
 
 def _version() -> int:
-    """Returns the version of Landlock, or 0 if there is none."""
+    """Return the version of Landlock, or 0 if the system does not have it."""
     if not sys.platform.startswith("linux"):
         return 0
     try:
@@ -61,15 +61,15 @@ def _version() -> int:
 
 
 def can_guard() -> bool:
-    """Returns whether the system can refuse writes."""
+    """Return true if the system can reject writes."""
     return _version() >= LEAST_VERSION
 
 
 def refuse_writes_outside(folders: Iterable[str]) -> None:
-    """Has the system refuse writes of this thread, and of what it starts, outside of `folders`.
+    """Make the system reject writes outside of `folders` by this thread and by processes that it starts.
 
     Raises:
-        OSError: The system cannot do that, or a folder does not exist.
+        OSError: The system does not support this, or a folder does not exist.
     """
     version = _version()
     handled = WRITES | sum(access for since, access in WRITES_SINCE.items() if version >= since)
@@ -100,7 +100,7 @@ def _allow(rules: int, folder: str, access: int) -> None:
 
 if __name__ == "__main__":
     _, folder, *command = sys.argv
-    # A process that nothing waits for any more must not go on in a folder that may be removed.
+    # End with the parent process, because the folder may be removed then.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     refuse_writes_outside([folder, *ALWAYS_WRITABLE])
     os.execv(command[0], command)

@@ -1,4 +1,4 @@
-"""Calls a function with a module as soon as it is imported."""
+"""Call a function with a module when it is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _actions: dict[str, Callable[[Any], None]] = {}
 
 
 def when_imported(name: str, action: Callable[[Any], None]) -> None:
-    """Call `action` with the module `name`: at once if it has been imported, or before importers see it."""
+    """Call `action` with the module `name`: now if it has been imported, otherwise at the end of its import."""
     if name in sys.modules:
         action(sys.modules[name])
         return
@@ -22,7 +22,7 @@ def when_imported(name: str, action: Callable[[Any], None]) -> None:
 
 
 class _Finder:
-    """Finds modules as the other finders do."""
+    """Finds modules with the other finders."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in _actions:

@@ -1,4 +1,4 @@
-"""Puts the files of a dry run in the place of a process's own."""
+"""Install the files of a dry run in a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["install"]
 
 def install(folder: str) -> None:
     """Keep the files of this process in `folder` until it ends."""
-    sys.dont_write_bytecode = True  # also with the options with which Python ignores its environment
+    sys.dont_write_bytecode = True  # also with options that make Python ignore its environment
     overlay = Overlay(folder)
     activate(overlay)
     replacements = Replacements(overlay)

@@ -1,4 +1,4 @@
-"""Lets libraries whose code in C, C++ or Rust opens files by name find the files of a dry run."""
+"""Redirect libraries whose C, C++ or Rust code opens files by name to the files of a dry run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["redirect_libraries"]
 
 
 class _From(NamedTuple):
-    """An argument of the call that has the mode of the file.
+    """The argument of a call that holds the mode of the file.
 
     Attributes:
-        argument: Its name.
-        position: Its position.
-        default: Its default.
+        argument: The name of the argument.
+        position: The position of the argument.
+        default: The default value.
     """
 
     argument: str
@@ -35,10 +35,10 @@ class _Opener(NamedTuple):
     """A function that opens files.
 
     Attributes:
-        name: Its name in its module.
-        position: The position of the argument that is a path, a list of paths, or something else.
+        name: The name of the function in its module.
+        position: The position of the argument, which may be a path, a list of paths, or another object.
         argument: The name of that argument.
-        mode: How it opens them, as that of `open()`.
+        mode: The mode, as for `open()`.
     """
 
     name: str
@@ -105,7 +105,7 @@ def redirect_libraries(overlay: Overlay) -> None:
 
 
 def place_of(overlay: Overlay, path: Any, mode: str = "r") -> Any:
-    """Return the place of the file that code in C opens in this way; what is not a path is returned unchanged."""
+    """Return the place of a file that code in C opens in this mode. Other objects than paths are returned unchanged."""
     if isinstance(path, (list, tuple)):
         return type(path)(place_of(overlay, element, mode) for element in path)
     if not isinstance(path, (str, bytes, os.PathLike)) or not os.fspath(path):
@@ -114,8 +114,8 @@ def place_of(overlay: Overlay, path: Any, mode: str = "r") -> Any:
     if any(letter in mode for letter in "wax+"):
         return overlay.to_write(found, keep="w" not in mode)
     place = overlay.place(found)
-    # The name is kept where it leads to the same file: libraries look beside themselves, not beside what a link names,
-    # and the system finds names of libraries that are not paths elsewhere.
+    # A name of the same file is kept: libraries search beside their name, not beside the target of a link, and the
+    # system searches names that are not paths in its own folders.
     return path if not exists_at(place) or _is_same(path, place) else place
 
 
@@ -133,7 +133,7 @@ def _redirect(overlay: Overlay, openers: tuple[_Opener, ...], module: Any) -> No
         original = getattr(owner, name, None)
         if original is not None:
             replacement: Any = _opening(overlay, original, opener)
-            # Those that are bound to their class, or to nothing, would be bound to an object.
+            # Python would bind the replacement of a static or class method to an object.
             is_bound = isinstance(owner, type) and isinstance(
                 original, (types.BuiltinFunctionType, types.FunctionType, types.MethodType)
             )
@@ -163,14 +163,14 @@ def _opening(overlay: Overlay, original: Callable[..., Any], opener: _Opener) ->
 
 
 def _program_paths(overlay: Overlay, result: Any) -> Any:
-    """Return the program's paths for the places in a result, such as the files that a tokenizer has saved."""
+    """Return a result with the program's paths for places, such as those of files that a tokenizer has saved."""
     if isinstance(result, str):
         return overlay.program_path(result)
     return [_program_paths(overlay, element) for element in result] if type(result) is list else result
 
 
 def _let_extensions_load(overlay: Overlay) -> None:
-    """Let Python load modules in C that the program has built."""
+    """Let Python load extension modules that the program has built."""
     from importlib.machinery import ExtensionFileLoader
 
     create_module = ExtensionFileLoader.create_module

@@ -11,11 +11,11 @@ __all__ = ["Entry", "Scan"]
 
 
 class Entry:
-    """A name in a folder, as `os.DirEntry`.
+    """A name in a folder, with the interface of `os.DirEntry`.
 
     Args:
         name: The name.
-        path: The path, as it begins with the argument of `os.scandir()`.
+        path: The path, which begins with the argument of `os.scandir()`.
         full_path: The absolute path.
     """
 
@@ -31,27 +31,27 @@ class Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """As `os.DirEntry.stat()`."""
+        """Return the result of `os.DirEntry.stat()`."""
         return os.stat(self._full_path) if follow_symlinks else os.lstat(self._full_path)
 
     def inode(self) -> int:
-        """As `os.DirEntry.inode()`."""
+        """Return the result of `os.DirEntry.inode()`."""
         return self.stat(follow_symlinks=False).st_ino
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """As `os.DirEntry.is_dir()`."""
+        """Return the result of `os.DirEntry.is_dir()`."""
         return self._is(stat.S_ISDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """As `os.DirEntry.is_file()`."""
+        """Return the result of `os.DirEntry.is_file()`."""
         return self._is(stat.S_ISREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
-        """As `os.DirEntry.is_symlink()`."""
+        """Return the result of `os.DirEntry.is_symlink()`."""
         return self._is(stat.S_ISLNK, follow_symlinks=False)
 
     def is_junction(self) -> bool:
-        """As `os.DirEntry.is_junction()`."""
+        """Return the result of `os.DirEntry.is_junction()`."""
         return False
 
     def _is(self, kind: Callable[[int], bool], follow_symlinks: bool) -> bool:
@@ -80,5 +80,5 @@ class Scan:
         self.close()
 
     def close(self) -> None:
-        """As that of `os.scandir()`."""
+        """End the iteration."""
         self._entries = iter(())

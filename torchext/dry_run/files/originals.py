@@ -1,6 +1,6 @@
-"""The system's functions as they are before `replacing.py` replaces them.
+"""The original system functions, before `replacing.py` replaces them.
 
-The overlay itself must reach the real files, so its code calls `real.stat()` and not `os.stat()`.
+The overlay must reach the real files, so its code calls `real.stat()` and not `os.stat()`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 __all__ = ["os_error", "real"]
 
-# `os` takes its functions from a module written in C, which has the name of the system: `posix` or `nt`.
+# `os` takes its functions from a C module with the name of the system: `posix` or `nt`.
 real: Any = SimpleNamespace(**vars(importlib.import_module(os.name)))
 
 
 def os_error(code: int, path: str, target: str | None = None) -> OSError:
-    """Return the error that the system raises with this code, of the class that Python has for it."""
+    """Return the error for a system error code, of Python's class for it."""
     return OSError(code, os.strerror(code), path, None, target)

@@ -1,4 +1,4 @@
-"""Changes of files in a dry run: to copies, never to the originals."""
+"""Change files in a dry run: copies, never the originals."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def activate(overlay: Overlay) -> None:
 
 
 class Overlay(Tree):
-    """The files as the program sees and changes them.
+    """The files from the view of the program, with its changes.
 
-    Threads and processes may do so at once: a copy appears complete, and once.
+    Several threads and processes may use it at the same time: a copy appears complete, and only once.
     """
 
     _numbers = itertools.count()
@@ -42,14 +42,14 @@ class Overlay(Tree):
     # ---- Places to write ----
 
     def to_write(self, path: str, *, keep: bool) -> str:
-        """Return the place at which the program may write `path`.
+        """Return the place where the program may write `path`.
 
         Args:
             path: A path.
-            keep: Whether the bytes there are kept, or overwritten at once.
+            keep: Whether to keep the bytes; false if the program overwrites all of them.
 
         Raises:
-            PermissionError: The program could not write there.
+            PermissionError: The program has no permission to write `path`.
         """
         if not self.exists(path):
             return self.to_make(path)
@@ -70,16 +70,16 @@ class Overlay(Tree):
         return place
 
     def to_make(self, path: str) -> str:
-        """Return the place of a new file. The folders around it exist there if they exist."""
+        """Return the place of a new file, after creating copies of the folders around it."""
         own = self.own(path)
         if own != path and self._make_parents(path):
             self._check_writable(parent_of(path))
         return own
 
     def copy_up(self, path: str, *, keep: bool = True) -> str:
-        """Return the place of the program's own copy of the file at `path`; of a folder, without its contents.
+        """Copy the file at `path`, or the folder without its contents, and return the place of the copy.
 
-        Devices, and FIFOs and sockets that others have made, have no copies: their place is returned.
+        Devices, and FIFOs and sockets of other programs, are not copied: their own place is returned.
         """
         own = self.own(path)
         if exists_at(own):
@@ -98,7 +98,7 @@ class Overlay(Tree):
         return own
 
     def copy_up_all(self, path: str) -> None:
-        """Copy what is at `path`, with all that is in it."""
+        """Copy the file or the folder at `path`, with all its contents."""
         own = self.own(path)
         if self.copy_up(path) != own:
             self._make_parents(path)
@@ -120,7 +120,7 @@ class Overlay(Tree):
         return copy
 
     def _make_parents(self, path: str) -> bool:
-        """Make the folders around `path` in `written`. Return whether they exist for the program."""
+        """Create the folders around `path` in `written`. Return true if they exist for the program."""
         parent = parent_of(path)
         if parent == "/" and not self.is_real(path):
             make_folder(self.written)
@@ -143,7 +143,7 @@ class Overlay(Tree):
         """Remove a file or link.
 
         Raises:
-            OSError: As `os.unlink()`.
+            OSError: `os.unlink()` would fail.
         """
         self._remove(path, is_folder=False)
 
@@ -151,7 +151,7 @@ class Overlay(Tree):
         """Remove an empty folder.
 
         Raises:
-            OSError: As `os.rmdir()`.
+            OSError: `os.rmdir()` would fail.
         """
         self._remove(path, is_folder=True)
 
@@ -169,10 +169,10 @@ class Overlay(Tree):
             (real.rmdir if is_folder else real.unlink)(there)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file, or a folder with all that is in it, which is copied if it is an original.
+        """Rename a file, or a folder with all its contents. Originals are copied first.
 
         Raises:
-            OSError: As `os.rename()`.
+            OSError: `os.rename()` would fail.
         """
         self._check_rename(source, target)
         if source == target:
@@ -183,14 +183,14 @@ class Overlay(Tree):
         is_folder = self.is_folder(source)
         self.mark_gone(source)
         if is_folder:
-            self.mark_gone(target)  # so that the names in it do not appear in this one
+            self.mark_gone(target)  # hides the names in it, which would appear in the renamed folder
         real.rename(self.own(source), own)
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name.
 
         Raises:
-            OSError: As `os.link()`.
+            OSError: `os.link()` would fail.
         """
         mode = real.lstat(self.place(source)).st_mode
         if self.exists(target) or stat.S_ISDIR(mode):
@@ -199,7 +199,7 @@ class Overlay(Tree):
         own = self.to_make(target)
         if source.startswith(
             "/proc/"
-        ):  # an open file that may have no name yet; the system follows only beside a folder
+        ):  # an open file that may have no name yet; the system follows the link only with a folder descriptor
             real.link(source, own, src_dir_fd=0, follow_symlinks=True)
         else:
             real.link(self.own(source), own)

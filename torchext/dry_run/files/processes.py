@@ -1,4 +1,4 @@
-"""Lets the programs in Python that a program starts keep their files in the same overlay."""
+"""Make the Python programs that a program starts keep their files in the same overlay."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["FILES", "RUN", "STARTUP", "child_environment", "child_functions", "r
 
 FILES = "TORCHEXT_DRY_RUN_FILES"
 
-# A folder for the path of Python, which runs `sitecustomize.py` in it when it starts.
+# A folder for `PYTHONPATH`. Python runs its `sitecustomize.py` when it starts.
 STARTUP = f"{os.path.dirname(os.path.abspath(__file__))}/startup"
 
-# Runs a script, a module or code after it has done the same.
+# Runs `sitecustomize.py`, and then a script, a module or code.
 RUN = f"{STARTUP}/run.py"
 
 LONGEST_SOCKET = 107  # bytes of the path of a socket
 
-# Options of Python with which it does not run `sitecustomize.py`, or not that of the environment.
+# Options that keep Python from running `sitecustomize.py`, or from using the environment.
 WITHOUT_STARTUP = frozenset("EIS")
 WITH_ARGUMENT = ("-X", "-W", "--check-hash-based-pycs")
 
@@ -37,12 +37,12 @@ def child_environment(overlay: Overlay, environment: Mapping[Any, Any]) -> dict[
     found[FILES] = overlay.folder
     found["PYTHONPATH"] = _with_startup(os.fsdecode(found.get("PYTHONPATH", "")))
     found.setdefault("TMPDIR", overlay.temporary)
-    found["PYTHONDONTWRITEBYTECODE"] = "1"  # caches are not what the program writes
+    found["PYTHONDONTWRITEBYTECODE"] = "1"  # reports list files of the program, not caches
     return found
 
 
 def child_functions(overlay: Overlay, replacements: Replacements) -> dict[str, Function]:
-    """Return the functions of `os` that start programs, or say what their environment is."""
+    """Return replacements for functions of `os` that start programs, or set their environment."""
 
     def execve(path: Any, argv: Sequence[Any], env: Mapping[Any, Any]) -> Any:
         placed = path if isinstance(path, int) else place_of(overlay, path)
@@ -60,7 +60,7 @@ def child_functions(overlay: Overlay, replacements: Replacements) -> dict[str, F
 
         return spawn
 
-    # `os.environ` calls these, so that children find the overlay even if the program clears its environment.
+    # `os.environ` calls these. So children find the overlay even if the program clears its environment.
     def putenv(name: Any, value: Any) -> None:
         is_path = os.fsdecode(name) == "PYTHONPATH"
         real.putenv(name, _with_startup(os.fsdecode(value)) if is_path else value)
@@ -72,7 +72,7 @@ def child_functions(overlay: Overlay, replacements: Replacements) -> dict[str, F
     return {
         "execv": execv,
         "execve": execve,
-        "posix_spawn": spawning(getattr(real, "posix_spawn", None)),  # which some systems do not have
+        "posix_spawn": spawning(getattr(real, "posix_spawn", None)),  # some systems do not have it
         "posix_spawnp": spawning(getattr(real, "posix_spawnp", None)),
         "putenv": putenv,
         "unsetenv": unsetenv,
@@ -80,7 +80,7 @@ def child_functions(overlay: Overlay, replacements: Replacements) -> dict[str, F
 
 
 def redirect_processes(overlay: Overlay, replacements: Replacements) -> None:
-    """Replace what starts programs in `subprocess` when it is imported."""
+    """Replace functions of `subprocess` and `socket` when these modules are imported."""
     when_imported("subprocess", lambda module: _redirect_popen(overlay, replacements, module))
     when_imported("socket", lambda module: _redirect_sockets(overlay, module))
 
@@ -120,7 +120,7 @@ def _place_program(overlay: Overlay, arguments: dict[str, Any]) -> None:
 
 
 def _with_run(argv: Sequence[Any]) -> list[Any]:
-    """Return a command, of Python with options that make it ignore its environment, by way of `startup/run.py`."""
+    """Insert `startup/run.py` into a command of Python whose options make it ignore its environment."""
     words = list(argv)
     if not words or not re.fullmatch(r"(.*/)?python[0-9.]*", os.fsdecode(words[0])):
         return words
@@ -154,7 +154,7 @@ def _action_placed(overlay: Overlay, action: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def run_again_if_written() -> None:
-    """Start Python again by way of `startup/run.py` if it is about to run a script that the program has written."""
+    """Start Python again with `startup/run.py` if it is about to run a script that the program has written."""
     from .overlay import active
 
     overlay = active()
@@ -167,7 +167,7 @@ def run_again_if_written() -> None:
 
 
 def _redirect_sockets(overlay: Overlay, module: Any) -> None:
-    """Bind sockets to places, and connect them, through a folder if the whole path is too long."""
+    """Bind and connect sockets at their places, through a folder descriptor if the whole path is too long."""
     bind, connect, connect_ex = module.socket.bind, module.socket.connect, module.socket.connect_ex
 
     def through_folder(original: Function, *, makes: bool) -> Function:

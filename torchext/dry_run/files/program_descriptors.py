@@ -1,4 +1,4 @@
-"""Descriptors of the program: those of an original are changed to its copy before anything is changed through them."""
+"""Descriptors of the program. A descriptor of an original is moved to a copy before a change through it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAMES = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 
 
 def own_descriptor(overlay: Overlay, descriptor: int) -> None:
-    """Let `descriptor` be one of the program's own files, whose metadata may change.
+    """Make `descriptor` refer to a file of the program, whose metadata may change.
 
     Raises:
-        PermissionError: It is a file that the program has inherited to write into, such as redirected output, or a
+        PermissionError: It refers to an inherited file that is open for writing, such as redirected output, or to a
             device.
         FileNotFoundError: The program has removed the file.
     """
@@ -32,7 +32,7 @@ def own_descriptor(overlay: Overlay, descriptor: int) -> None:
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or can_write(descriptor):
         raise os_error(errno.EPERM, path)
     if overlay.is_gone(path) or not os.path.samestat(real.lstat(path), status):
-        copy = overlay.copy_place(status)  # under whatever name the program has it now
+        copy = overlay.copy_place(status)  # independent of its current name
     else:
         copy = overlay.copy_up(path)
     if os.path.samestat(real.fstat(descriptor), status):
@@ -40,10 +40,10 @@ def own_descriptor(overlay: Overlay, descriptor: int) -> None:
 
 
 def inherited_output(overlay: Overlay, path: Any, flags: int) -> int | None:
-    """Return the descriptor that `path` names, as `/dev/stdout` does, if the program has inherited it to write into.
+    """Return the descriptor that `path` names, such as `/dev/stdout`, if it is inherited and open for writing.
 
-    Linux opens the file behind it again. Such a file is an original, as the log that a shell has opened, and is only
-    written into through this descriptor.
+    Linux would open its file again. Such a file is an original, for example a log that a shell has opened, and may only
+    be written through this descriptor.
     """
     if not flags & (os.O_WRONLY | os.O_RDWR) or isinstance(path, int):
         return None
@@ -61,7 +61,7 @@ def inherited_output(overlay: Overlay, path: Any, flags: int) -> int | None:
 
 
 def _is_own(overlay: Overlay, descriptor: int, place: str) -> bool:
-    """Files without a name, and the shared memory that code in C has made, belong to the program as well."""
+    """Return true for files of the program, including files without a name, and shared memory of code in C."""
     if overlay.is_inside(place) or place.startswith("/memfd:") or not place.startswith("/"):
         return True
     return place.startswith("/dev/shm/") and can_write(descriptor)

@@ -1,7 +1,7 @@
-"""Puts functions in the place of Python's own, in every module that has them.
+"""Replace Python functions in every module that refers to them.
 
-The modules in C from which `os` and `io` take theirs have the replacements as well. So Python's importer, which calls
-those, finds modules that the program has written; and a function is pickled by the name of the original.
+The C modules from which `os` and `io` take their functions are changed as well. So Python's importer, which calls
+these, finds modules that the program has written, and a function is pickled under the name of the original.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def replace_functions(replacements: Replacements, others: dict[str, Function]) -
     """Replace the functions of `os` and `io`.
 
     Args:
-        replacements: Those that name files.
-        others: Others of `os`, by name.
+        replacements: Replacements for functions that take file names.
+        others: Other replacements for functions of `os`, by name.
     """
     replaced = _Replaced()
     for name, function in {**replacements.of_os(), **others}.items():
@@ -46,7 +46,7 @@ def replace_functions(replacements: Replacements, others: dict[str, Function]) -
 
 
 class _Replaced:
-    """Replacements by their originals, some of which may have no hash."""
+    """A mapping from originals to replacements. Some originals may have no hash."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[Any, Any]] = {}
@@ -55,7 +55,7 @@ class _Replaced:
         self._by_id[id(original)] = original, replacement
 
     def get(self, original: Any) -> Any:
-        """Return what replaces `original`, or `original` itself."""
+        """Return the replacement of `original`, or `original` itself."""
         return self._by_id.get(id(original), (original, original))[1]
 
 
@@ -103,7 +103,7 @@ def _file_class(replacements: Replacements) -> type:
 
 
 def _unbind(pathlib: Any) -> None:
-    """Keep a class of `pathlib` before Python 3.11 from binding functions that are not in C, as `open = io.open`."""
+    """Keep a class of `pathlib` before Python 3.11 from binding functions written in Python, as in `open = io.open`."""
     accessor = getattr(pathlib, "_NormalAccessor", None)
     for name, function in list(vars(accessor).items()) if accessor is not None else ():
         if isinstance(function, FunctionType) and function.__module__ != pathlib.__name__:
@@ -111,7 +111,7 @@ def _unbind(pathlib: Any) -> None:
 
 
 def _replace_kept(replaced: _Replaced) -> None:
-    """Replace the functions in modules that have been imported before, as `tempfile` has `unlink` for a default."""
+    """Replace the functions in imported modules; `tempfile`, for example, has `unlink` as a default argument."""
     for name, module in list(sys.modules.items()):
         if not name.startswith(__package__ or __name__):
             _replace_in_module(module, replaced)
@@ -132,7 +132,7 @@ def _replace_in(holder: Any, attribute: str, kept: Any, replaced: _Replaced) -> 
     inner = kept.__func__ if isinstance(kept, staticmethod) else kept
     replacement = replaced.get(inner)
     if replacement is not inner:
-        # A function in C that a class has as an attribute, as `pathlib` has before Python 3.11, takes no `self`.
+        # A C function that is an attribute of a class, as in `pathlib` before Python 3.11, has no `self`.
         is_static = isinstance(holder, type) and isinstance(replacement, FunctionType)
         setattr(holder, attribute, staticmethod(replacement) if is_static else replacement)
     elif isinstance(inner, FunctionType) and inner.__defaults__:

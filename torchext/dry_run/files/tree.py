@@ -1,13 +1,13 @@
-"""Where the files of a dry run are: those that it writes in a folder of its own, all others where they were.
+"""The places of the files of a dry run: written files are in a separate folder, all others are the originals.
 
 The folder has these parts. All processes of a dry run share them.
 
-- `written` has each file that the program has written, under its whole path. It does not exist before the first.
-- `gone` has a mark for each path that the program has removed, so that the original is not found any more. It does not
-  exist before the first, either: programs look for many more files than they remove.
-- `copies` has the copy of each original that has been copied, by its inode. Those of originals with several names are
-  in `links`, which does not exist before the first.
-- `parts` has copies that are not complete.
+- `written` contains each written file under its whole path. It is created with the first file.
+- `gone` contains a mark for each removed path, which hides the original. It is created with the first mark, because
+  programs look up many more files than they remove.
+- `copies` contains the copies of originals, by inode. Copies of originals with several names are in `links`, which is
+  created with the first copy.
+- `parts` contains incomplete copies.
 - `tmp` is the temporary folder of the program (`TMPDIR`). Its files are real: code in C and shells write there.
 """
 
@@ -29,13 +29,13 @@ MAX_LINKS = 40  # as Linux
 
 
 class Tree:
-    """The files as the program sees them.
+    """The files from the view of the program.
 
-    Paths are those of the program: absolute, without links and dots, where a function does not say otherwise. A place
+    Paths are those of the program: absolute, and without links and dots unless a function documents otherwise. A place
     is the real path of a file.
 
     Args:
-        folder: The folder of the dry run, which exists.
+        folder: The folder of the dry run, which must exist.
     """
 
     def __init__(self, folder: str) -> None:
@@ -46,9 +46,9 @@ class Tree:
         for part in (self.copies, self.parts, self.temporary):
             make_folder(part)
         self._is_marked = False
-        self._folders: set[str] = set()  # originals, which stay folders
+        self._folders: set[str] = set()  # originals, which remain folders
 
-    # ---- Where a file is ----
+    # ---- Places of files ----
 
     def program_path(self, place: str) -> str:
         """Return the program's path for a place."""
@@ -61,11 +61,11 @@ class Tree:
         return self.program_path(real.getcwd())
 
     def resolve(self, path: str, *, follow: bool = True) -> str:
-        """Return the absolute path without links and dots; the last part may be a link unless `follow`."""
+        """Return the absolute path without links and dots. Without `follow`, the last part may be a link."""
         found = "" if path.startswith("/") else self.working_directory().rstrip("/")
         parts = _parts(path)
         links = 0
-        is_own = True  # whether the program may have files of its own in `found`
+        is_own = True  # whether the program may have written files in `found`
         while parts:
             part = parts.pop()
             if part == "..":
@@ -93,33 +93,33 @@ class Tree:
         return path if self.is_real(path) else self.written + path
 
     def place(self, path: str) -> str:
-        """Return where the file at `path` is, or would be."""
+        """Return the place of the file at `path`, which may not exist."""
         if self.has_own(path):
             return self.own(path)
         return self._copy_of_links(path) if exists_at(self.links) and not self.is_real(path) else path
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file, folder or link at `path`."""
+        """Return true if a file, folder or link exists at `path`."""
         return exists_at(self.place(path))
 
     def is_folder(self, path: str) -> bool:
-        """Return whether there is a folder at `path`, and not a link to one."""
+        """Return true if a folder exists at `path`, and not a link to one."""
         return is_folder_at(self.place(path))
 
     def has_own(self, path: str) -> bool:
-        """Return whether the program sees something else at `path` than the original."""
+        """Return true if the program has replaced or removed the original at `path`."""
         return not self.is_real(path) and (exists_at(self.written + path) or self.is_gone(path))
 
     def is_real(self, path: str) -> bool:
-        """Return whether the program writes `path` itself: its temporary files, and settings of processes."""
+        """Return true if the program writes to `path` directly: temporary files, and settings of processes."""
         return self.is_inside(path) or (_is_in(path, "/proc") and not _is_in(path, "/proc/sys"))
 
     def is_inside(self, place: str) -> bool:
-        """Return whether a place is in the folder of the dry run."""
+        """Return true if a place is in the folder of the dry run."""
         return _is_in(place, self.folder)
 
     def is_gone(self, path: str) -> bool:
-        """Return whether the original at `path` has been removed, perhaps with a folder around it."""
+        """Return true if the original at `path` has been removed, possibly with a folder around it."""
         if not self._has_marks():
             return False
         while path:
@@ -129,12 +129,12 @@ class Tree:
         return False
 
     def copy_place(self, status: os.stat_result) -> str:
-        """Return the place of the copy of an original, which may not exist."""
+        """Return the place of the copy of an original. The copy may not exist."""
         folder = self.links if status.st_nlink > 1 and stat.S_ISREG(status.st_mode) else self.copies
         return f"{folder}/{status.st_dev}-{status.st_ino}"
 
     def _copy_of_links(self, path: str) -> str:
-        """Return the copy of the original at `path` if it has been made for another name of it."""
+        """Return the copy of the original at `path` if it was made under another name of the file."""
         try:
             copy = self.copy_place(real.lstat(path))
         except OSError:
@@ -147,7 +147,7 @@ class Tree:
         """Return the names in the folder at `path`.
 
         Raises:
-            OSError: As `os.listdir()`.
+            OSError: `os.listdir()` would fail.
         """
         if self.is_real(path):
             return list(real.listdir(path)) if path != self.folder else [os.path.basename(self.temporary)]
@@ -159,7 +159,7 @@ class Tree:
         return names
 
     def is_untouched(self) -> bool:
-        """Return whether the program has not changed anything."""
+        """Return true if the program has changed no file."""
         return not exists_at(self.written) and not self._has_marks()
 
     def _names_left_in(self, path: str) -> list[str]:
@@ -169,14 +169,14 @@ class Tree:
             names = [name for name in names if name != os.path.basename(self.folder)]
         return [name for name in names if not exists_at(self._mark(join(path, name)))] if self._has_marks() else names
 
-    # ---- What is gone ----
+    # ---- Removed files ----
 
     def mark_gone(self, path: str) -> None:
-        """Hide the original at `path`, if there is one."""
+        """Hide the original at `path`, if it exists."""
         if not self.is_real(path) and exists_at(path):
             make_folder(self.gone)
             with contextlib.suppress(FileExistsError):
-                real.symlink(path, self._mark(path))  # a link is made whole or not at all
+                real.symlink(path, self._mark(path))  # creating a link is atomic
 
     def gone_paths(self) -> Iterator[str]:
         """Yield the paths of the originals that have been hidden."""
@@ -194,7 +194,7 @@ class Tree:
     # ---- Links ----
 
     def _link_at(self, path: str, *, is_folder: bool) -> str | None:
-        """Return the target of the link at `path`, or None. Raise if it `is_folder` and there is something else."""
+        """Return the target of the link at `path`, or None. With `is_folder`, raise for other files than folders."""
         place = self.place(path)
         try:
             mode = real.lstat(place).st_mode
@@ -211,7 +211,7 @@ class Tree:
         return None
 
     def _magic_target(self, link: str, target: str) -> str | None:
-        """Return the program's path for a link in `/proc`, which may stand for a file without a path, as a pipe."""
+        """Return the program's path for a link in `/proc`, or None for files without a path, such as pipes."""
         try:
             if os.path.samestat(real.stat(link), real.stat(join(parent_of(link), target))):
                 return self.program_path(target)
@@ -225,7 +225,7 @@ class Tree:
 
 
 def make_folder(place: str) -> None:
-    """Make a folder if there is not one yet, as another process may have made it."""
+    """Create a folder, unless it exists: another process may have created it."""
     with contextlib.suppress(FileExistsError):
         real.mkdir(place)
 

@@ -148,7 +148,7 @@ def _hand_on_to_workers(config: pytest.Config) -> None:
     """Let workers of xdist, which get the command line, import this module instead of torchext, and run all tests."""
     asked = config.invocation_params
     arguments = [__name__ if argument == _PLUGIN else argument for argument in map(str, asked.args)]
-    arguments += ["--continue-on-collection-errors", "--maxfail=0"]
+    arguments += ["-p", f"no:{_PLUGIN}", "-p", __name__, "--continue-on-collection-errors", "--maxfail=0"]
     config.invocation_params = type(asked)(args=arguments, plugins=asked.plugins, dir=asked.dir)
 
 

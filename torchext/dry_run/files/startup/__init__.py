@@ -1,1 +1,1 @@
-"""A folder for the path of Python, which runs `sitecustomize.py` when it starts."""
+"""A folder for `PYTHONPATH`: Python runs its `sitecustomize.py` at startup."""

@@ -1,4 +1,4 @@
-"""Runs what follows as Python does, with its files in the overlay: `python run.py SCRIPT ARGS`, `-m` or `-c`."""
+"""Run code as Python does, with files in the overlay: `python run.py SCRIPT ARGS`, or with `-m` or `-c`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _main() -> None:
     first, *rest = sys.argv[1:]
-    has_path = bool(sys.path) and sys.path[0] == HERE  # not with the option -I
+    has_path = bool(sys.path) and sys.path[0] == HERE  # false with the option -I
     folder = os.getcwd() if first in ("-c", "-m") else os.path.dirname(os.path.realpath(first))
     if has_path:
         sys.path[0] = folder
@@ -29,7 +29,7 @@ def _main() -> None:
 
 if __name__ == "__main__":
     if "torchext_dry_run_files" not in sys.modules:
-        sys.dont_write_bytecode = True  # beside these files, before they are kept apart
+        sys.dont_write_bytecode = True  # files are not kept apart yet
         sys.path.insert(0, HERE)
         importlib.import_module("sitecustomize")
 

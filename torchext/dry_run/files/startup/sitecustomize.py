@@ -1,4 +1,4 @@
-"""Python runs this when it starts, if the folder is on its path: each process of a dry run keeps its files apart."""
+"""Python runs this module at startup if its folder is on the path. It keeps the files of a dry run apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "torchext_dry_run_files"
 
 
 def _start(folder: str) -> None:
-    """Import the package by a name of its own, because `torchext` would import PyTorch."""
+    """Import the package under a separate name, because `torchext` would import PyTorch."""
     spec = importlib.util.spec_from_file_location(NAME, f"{os.path.dirname(HERE)}/__init__.py")
     assert spec is not None
     assert spec.loader is not None
@@ -23,7 +23,7 @@ def _start(folder: str) -> None:
 
 
 def _run_next() -> None:
-    """Run the module of this name that the environment has."""
+    """Run the next `sitecustomize` on the path."""
     path = [folder for folder in sys.path if os.path.realpath(folder or ".") != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:

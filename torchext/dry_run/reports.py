@@ -1,4 +1,4 @@
-"""The report of the command line, as text and as a page."""
+"""The report of the command line, as text and as HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..memory.reports import in_units
 from .progress import FORWARD
 from .running import DevicePeak, RankReport
 
-__all__ = ["page_of", "text_of"]
+__all__ = ["fits", "html_report", "text_report", "verdict"]
 
 Row = Sequence[object]
 
@@ -18,7 +18,7 @@ MOST_FILES = 20
 
 
 def operations(flops: float) -> str:
-    """The floating-point operations in the unit that suits."""
+    """Return a number of floating-point operations with its unit."""
     for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
         if flops < 1000:
             return f"{flops:.3g} {unit}"
@@ -26,19 +26,18 @@ def operations(flops: float) -> str:
     return f"{flops:.4g} PFLOP"
 
 
-FITS = "fits"
+def fits(report: RankReport) -> bool:
+    """Return true if the rank fits and has reached its goal."""
+    return report.outcome == "fits"
 
 
 def verdict(report: RankReport) -> str:
-    """Whether the rank fits, and how much it has made."""
-    made = _amount(report)
-    if report.error or report.mismatches:
-        return f"the program has failed, {made}"
-    if report.exit_code:
-        return f"the program has ended with code {report.exit_code}, {made}"
-    if report.out_of_memory:
-        return f"does not fit, {made}"
-    return f"{FITS}, {made}" if report.has_enough else f"ended after {made}"
+    """Return the outcome of a rank, the number of its steps, and its duration."""
+    if report.exit_code and not (report.error or report.mismatches):
+        outcome = f"the program exited with code {report.exit_code},"
+    else:
+        outcome = {"failed": "the program failed,", "too few": "ended after"}.get(report.outcome, f"{report.outcome},")
+    return f"{outcome} {_amount(report)} in {report.seconds:.1f} s"
 
 
 def _amount(report: RankReport) -> str:
@@ -53,24 +52,24 @@ def _count(number: int, unit: str) -> str:
 
 
 def _advice(report: RankReport) -> str:
-    """What to do about a program that has ended before it has made enough."""
+    """Return advice for a program that ended before its goal."""
     passes = f"{_count(report.forwards, FORWARD)} and {_count(report.backwards, 'backward pass')}"
-    ended = f"The program ended by itself after {passes}, so the memory below may be less than the job needs. "
+    ended = f"The program ended after {passes}, so the memory below may be less than the job needs. "
     if report.goal.unit == FORWARD:
-        return ended + f"Use --forwards {report.forwards or 1}, or --to-end to accept what it does."
+        return ended + f"Use --forwards {report.forwards or 1}, or --to-end to accept any number."
     if report.made:
-        return ended + f"Use --steps {report.made}, or give it more data; --to-end accepts what it does."
+        return ended + f"Use --steps {report.made}, or give it more data, or use --to-end to accept any number."
     return ended + (
         "A step needs calls of a torch.optim.Optimizer. Use --forwards N for inference and for programs that update "
-        "parameters themselves, or --to-end to accept what it does."
+        "parameters themselves, or --to-end to accept any number."
     )
 
 
 def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
-    """Titles, headings and rows."""
+    """Return the tables of a report: titles, headings and rows."""
     yield (
         "Memory",
-        ("device", "allocated", "reserved", "of", "headroom"),
+        ("device", "allocated", "reserved", "total", "headroom"),
         [_memory_row(peak) for peak in report.peaks],
     )
     for peak in report.peaks:
@@ -88,12 +87,12 @@ def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
         )
         yield (
             f"Largest tensors of {peak.device}",
-            ("bytes", "category", "what", "line"),
+            ("bytes", "category", "name", "line"),
             [(in_units(size), category, title, line) for size, category, title, line in peak.largest[:10]],
         )
     yield (
         "Collectives",
-        ("phase", "group", "ranks", "operator", "calls", "given", "received"),
+        ("phase", "group", "ranks", "operator", "calls", "sent", "received"),
         [
             (
                 row.phase,
@@ -101,21 +100,21 @@ def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
                 row.group_size,
                 row.operator,
                 row.calls,
-                in_units(row.bytes_in),
-                in_units(row.bytes_out),
+                in_units(row.bytes_sent),
+                in_units(row.bytes_received),
             )
             for row in report.collectives
         ],
     )
     yield (
         "Files that the program would have changed",
-        ("path", "what", "bytes"),
+        ("path", "change", "bytes"),
         _file_rows(report),
     )
     if report.values:
         yield (
-            "Values that do not exist, and what the program was told",
-            ("times", "answer", "policy", "line", "reader"),
+            "Reads of values that do not exist, and the answers",
+            ("count", "answer", "policy", "line", "reader"),
             [
                 (site.count, site.answer, site.policy, site.line, site.reader)
                 for site in sorted(report.values, key=lambda site: KINDS.index(site.kind))
@@ -139,12 +138,12 @@ def _memory_row(peak: DevicePeak) -> Row:
 
 
 def _summary(report: RankReport, size: int) -> list[str]:
-    lines = [f"rank {report.rank} of {size}: {verdict(report)} in {report.seconds:.1f} s{_assumptions(report)}"]
+    lines = [f"rank {report.rank} of {size}: {verdict(report)}{_assumptions(report)}"]
     if report.flops is not None:
         lines.append(f"{operations(report.flops)} in a {report.goal.unit}")
     if report.flops_error:
         lines.append(f"The floating-point operations were not counted: {report.flops_error}.")
-    if not report.has_enough and verdict(report).startswith("ended"):
+    if report.outcome == "too few":
         lines.append(_advice(report))
     if report.out_of_memory:
         lines.append(report.out_of_memory)
@@ -155,21 +154,21 @@ def _summary(report: RankReport, size: int) -> list[str]:
 
 
 def _policies(report: RankReport) -> list[str]:
-    """What sizes stand on that other policies would change."""
+    """Return the policies for values that sizes depend on."""
     shapes = [site for site in report.values if site.policy and site.kind in (SHAPE, INTEGER)]
     named = sorted({policy for site in shapes for policy in site.policy.split(", ")})
-    return [f"Sizes stand on {' and '.join(named)}: see --values for other policies."] if named else []
+    return [f"Sizes depend on {' and '.join(named)}: see --values for other policies."] if named else []
 
 
 def _assumptions(report: RankReport) -> str:
-    """What the program was led by that may be otherwise in the job."""
+    """Return the numbers of assumed values, which may differ in the job."""
     counts = {kind: sum(site.count for site in report.values if site.kind == kind) for kind in KINDS}
     shown = ", ".join(_count(count, kind) for kind, count in counts.items() if count)
     return f", assuming {shown}" if shown else ""
 
 
-def text_of(report: RankReport, size: int) -> str:
-    """The report of one rank for a terminal."""
+def text_report(report: RankReport, size: int) -> str:
+    """Return the report of one rank for a terminal. The first line is a summary."""
     parts = ["\n".join(_summary(report, size))]
     for title, headings, rows in _tables(report):
         if rows:
@@ -194,27 +193,27 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; }
 """
 
 
-def page_of(reports: Sequence[RankReport], size: int, command: str, notes: Sequence[str] = ()) -> str:
-    """The reports of all ranks as one page, which needs nothing else; `notes` are about other ranks."""
+def html_report(reports: Sequence[RankReport], size: int, command: str, notes: Sequence[str] = ()) -> str:
+    """Return the reports of all ranks as a self-contained HTML document; `notes` are about other ranks."""
     paragraphs = [f"<p class=fails>{html.escape(note)}</p>" for note in notes]
     body = "\n".join([*paragraphs, *(_section(report, size) for report in reports)])
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Dry run</title><style>{STYLE}</style>"
-        f"<body><h1>Dry run of {size} processes</h1><pre>{html.escape(command)}</pre>{body}</body></html>"
+        f"<body><h1>Dry run of {_count(size, 'rank')}</h1><pre>{html.escape(command)}</pre>{body}</body></html>"
     )
 
 
 def _section(report: RankReport, size: int) -> str:
     first, *others = _summary(report, size)
-    state = "fits" if verdict(report).startswith(FITS) else "fails"
+    state = "fits" if fits(report) else "fails"
     parts = [f"<h2 class={state}>{html.escape(first)}</h2>", *(f"<p>{html.escape(line)}</p>" for line in others)]
     if report.error:
         parts.append(f"<pre>{html.escape(report.error)}</pre>")
     for title, headings, rows in _tables(report):
         if rows:
             parts.append(f"<h3>{html.escape(title)}</h3>{_html_table(headings, rows)}")
-    if report.page:
-        parts.append(f'<h3>Memory over time</h3><iframe srcdoc="{html.escape(report.page)}"></iframe>')
+    if report.memory_html:
+        parts.append(f'<h3>Memory over time</h3><iframe srcdoc="{html.escape(report.memory_html)}"></iframe>')
     return "\n".join(parts)
 
 

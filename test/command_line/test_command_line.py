@@ -1,0 +1,173 @@
+"""The command `torchext`: its commands, shared flags, errors that name the nearest match, JSON and completion."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchext
+from torchext import command_line, terminal
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ["dry-run", "checkpoint", "env", "route", "completion"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(arguments)
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_module_and_function_are_the_same_command() -> None:
+    ended = subprocess.run([sys.executable, "-m", "torchext", "--version"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout == (
+        f"torchext {torchext.__version__} (built for torch {torchext._C.built_for_torch}; torch {torch.__version__}, "
+        f"Python {'.'.join(map(str, sys.version_info[:3]))})\n"
+    )
+
+
+def test_parsers_are_those_of_all_commands() -> None:
+    parsers = command_line.parsers()
+    assert list(parsers) == ["torchext", *(f"torchext {name}" for name in COMMANDS)]
+    assert all(parser.prog == name for name, parser in parsers.items())
+    assert all(parser.description for parser in parsers.values())
+
+
+@pytest.mark.parametrize("name", COMMANDS[:-1])
+def test_commands_share_flags(name: str) -> None:
+    assert {"--json", "--quiet", "--verbose", "--version"} <= command_line.parsers()[
+        f"torchext {name}"
+    ]._option_string_actions.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dryrun"], "got 'dryrun'. Did you mean dry-run?"),
+        (["--verson"], "the following arguments are required: COMMAND"),
+        (["dry-run", "--world-sise", "4", "--", "x.py"], "--world-sise. Did you mean --world-size?"),
+        (["checkpoint", "m:f", "--max-memry=1GB"], "--max-memry=1GB. Did you mean --max-memory?"),
+        (["checkpoint", "m:f", "cpu"], "torchext checkpoint: error: unrecognized arguments: cpu"),
+        (["env", "--json", "no/such/folder/env.json"], "the folder 'no/such/folder' does not exist"),
+        (["env", "--json", "."], "expected a file, got the folder '.'"),
+        (["completion", "zhs"], "got 'zhs'. Did you mean zsh?"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in error_of(arguments, capsys)
+
+
+def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchext.command_line.environment.describe_environment", interrupt)
+    assert command_line.main(["env"]) == 130
+    assert capsys.readouterr().err == "\ntorchext: interrupted\n"
+
+
+def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert terminal.colored("fits", "green", Terminal()) == "\x1b[32mfits\x1b[0m"
+    assert terminal.colored("fits", "green", io.StringIO()) == "fits"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal.colored("fits", "green", Terminal()) == "fits"
+
+
+class TestEnv:
+    def test_report_has_what_a_bug_report_needs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command_line.main(["env"]) == 0
+        out = capsys.readouterr().out
+        for line in (
+            "versions:",
+            f"  torch: {torch.__version__}",
+            "dispatch keys:",
+            "self tests:",
+            "installed patches:",
+        ):
+            assert f"{line}\n" in out
+
+    def test_json_has_the_same(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHEXT_ACCEPT_UNVERIFIED_TORCH", "1")
+        assert command_line.main(["env", "--json", "-"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["schema"], found["command"]) == (1, "env")
+        assert found["versions"]["torchext"] == torchext.__version__
+        assert found["build"]["torch_version"] == torch.__version__
+        assert found["variables"]["TORCHEXT_ACCEPT_UNVERIFIED_TORCH"] == "1"
+        assert found["dispatch_keys"].keys() == {"Fake", "DeferredInit", "TESTING_ONLY_GenericMode"}
+
+    def test_keys_of_a_fresh_process_belong_to_torchext(self) -> None:
+        ended = subprocess.run(
+            [sys.executable, "-m", "torchext", "env", "--json", "-"], capture_output=True, text=True, check=True
+        )
+        assert set(json.loads(ended.stdout)["dispatch_keys"].values()) == {"torchext"}
+
+
+class TestRoute:
+    def test_is_that_of_the_function(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command_line.main(["route", "aten::add_.Tensor", "torch.ones(2)", "1"]) == 0
+        assert capsys.readouterr().out == f"{torchext.inspect.route('aten::add_.Tensor', torch.ones(2), 1)}\n"
+
+    @pytest.mark.parametrize(
+        ("arguments", "keys"),
+        [
+            (["aten::add.Tensor"], ["AutogradCPU", "CPU"]),
+            (["aten::mm", "--shape", "3,3", "--requires-grad"], ["AutogradCPU", "CPU"]),
+            (["aten::sum.dim_IntList", "torch.ones(2, 3)", "dim=[0]"], ["AutogradCPU", "CPU"]),
+            (["aten::add.Tensor", "--inference-mode"], ["CPU"]),
+            (["aten::add.Tensor", "--fake", "--device", "cuda"], ["AutogradCUDA", "Fake", "Meta"]),
+        ],
+        ids=lambda value: " ".join(value),
+    )
+    def test_example_tensors_are_filled_in(
+        self, arguments: list[str], keys: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command_line.main(["route", *arguments, "--json", "-"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [step["key"] for step in found["steps"] if step["turn"] != "skipped"] == keys
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["aten::ad.Tensor"], "no operator `aten::ad.Tensor`"),
+            (["aten::ad.Tensor"], "Did you mean aten::add.Tensor"),
+            (["aten::add.Tensor", "torch.one(2)"], "'torch.one(2)' cannot be evaluated: AttributeError"),
+            (["aten::view"], "the argument `size` is missing: aten::view(Tensor(a) self, SymInt[] size)"),
+        ],
+    )
+    def test_wrong_arguments_are_one_line(
+        self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command_line.main(["route", *arguments]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [(["dry"], {"dry-run"}), (["dry-run", "--world"], {"--world-size"}), (["dry-run", "--", "--wor"], set())],
+    ids=lambda value: " ".join(value),
+)
+def test_bash_completes_commands_and_flags(words: list[str], completed: set[str], tmp_path: Path) -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "torchext", "completion", "bash"], capture_output=True, text=True, check=True
+    ).stdout
+    line = " ".join(f"'{word}'" for word in ["torchext", *words])
+    code = f'{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words)}; _torchext; echo "${{COMPREPLY[@]}}"'
+    ended = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    assert set(ended.stdout.split()) == completed

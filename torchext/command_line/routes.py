@@ -1,0 +1,119 @@
+"""The command `torchext route`: the dispatch keys that a call of an operator visits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from .. import _C, terminal
+from ..fake import fake_mode
+from ..inference import inference_mode
+from ..inspect import route
+
+__all__ = ["configure"]
+
+MISUSED = 2
+
+DESCRIPTION = """\
+Print the dispatch keys that a call of an operator visits, the kernel at each, and its effect. Runs no operator.
+
+examples:
+  torchext route aten::add.Tensor
+  torchext route aten::add.Tensor "torch.ones(2, requires_grad=True)" 1
+  torchext route aten::linear --shape 2,4 --device cuda --fake
+  torchext route aten::sum "torch.ones(2, 3)" dim=[0] keepdim=True
+
+Arguments are Python expressions with `torch` in scope, or NAME=EXPRESSION. They are evaluated: do not pass text from a
+source that you do not trust. Missing tensors are filled in with torch.ones(SHAPE).
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of this command."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(run=lambda options: _run(parser, options))
+    add = parser.add_argument
+    add("operator", metavar="NAMESPACE::NAME[.OVERLOAD]", help="the operator, such as aten::add.Tensor")
+    add("arguments", nargs="*", metavar="EXPRESSION", help="the arguments of the call, or NAME=EXPRESSION")
+    add("--shape", default="2,2", metavar="N,N", help="the shape of tensors that are filled in (default: 2,2)")
+    add("--device", default="cpu", help="the device on which the expressions create tensors (default: cpu)")
+    add("--fake", action="store_true", help="make the tensors fake, with fake CUDA devices")
+    add("--requires-grad", action="store_true", help="make tensors that are filled in require gradients")
+    add("--inference-mode", action="store_true", help="make the tensors, and the call, in inference mode")
+    terminal.add_shared_flags(parser, quiet="print no table, for example with --json")
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        with ExitStack() as block:
+            if options.inference_mode:
+                block.enter_context(inference_mode())
+            if options.fake:
+                block.enter_context(fake_mode(gpu=True))
+            with torch.device(options.device):
+                given, named = _evaluate(options.arguments)
+                given += [] if named else _missing_tensors(options, given)
+            found = route(options.operator, *given, **named)
+    except Exception as error:  # an expression may raise anything
+        names = torch._C._dispatch_get_all_op_names()
+        near = terminal.suggestion(options.operator, names) if options.operator not in names else ""
+        print(f"{parser.prog}: {str(error).rstrip('.')}{near or '.'}", file=sys.stderr)
+        return MISUSED
+    if not options.quiet and options.json != terminal.STDOUT:
+        print(found)
+    content = {"operator": found.operator, "steps": [asdict(step) for step in found]}
+    terminal.write_json(options.json, "route", content)
+    return 0
+
+
+def _evaluate(expressions: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    for text in expressions:
+        name, equals, value = text.partition("=")
+        if equals and name.isidentifier() and not value.startswith("="):
+            named[name] = _value(value)
+        else:
+            given.append(_value(text))
+    return given, named
+
+
+def _value(text: str) -> Any:
+    try:
+        return eval(text, {"torch": torch})
+    except Exception as error:
+        raise ValueError(f"{text!r} cannot be evaluated: {type(error).__name__}: {error}") from error
+
+
+def _missing_tensors(options: argparse.Namespace, given: list[Any]) -> list[Any]:
+    """Return example tensors for the positional arguments without a default that follow `given`."""
+    name, _, overload = options.operator.partition(".")
+    schemas = torch._C._jit_get_schemas_for_operator(name)
+    if not overload and not given and schemas:
+        options.operator = name + (f".{schemas[0].overload_name}" if schemas[0].overload_name else "")
+        overload = schemas[0].overload_name
+    schema = next((schema for schema in schemas if schema.overload_name == overload.replace("default", "")), None)
+    if schema is None or not _C.has_operator(name, schema.overload_name):
+        return []
+    found: list[Any] = []
+    for argument in schema.arguments[len(given) :]:
+        if argument.kwarg_only or argument.has_default_value():
+            break
+        found.append(_example(str(argument.type), argument.name, options, str(schema)))
+    return found
+
+
+def _example(kind: str, name: str, options: argparse.Namespace, schema: str) -> Any:
+    if kind in ("Tensor", "Optional[Tensor]"):
+        shape = [int(size) for size in options.shape.split(",") if size]
+        return torch.ones(shape, requires_grad=options.requires_grad)
+    if kind in ("number", "int", "float"):
+        return 1
+    raise ValueError(f"the argument `{name}` is missing: {schema}")

@@ -1,0 +1,106 @@
+"""The JSON report of `torchext dry-run --json`.
+
+Numbers of bytes and of operations are integers, times are in seconds. Keys may be added without a new `schema`.
+
+    schema: the version of this description, 1
+    command: "dry-run"
+    versions: torchext, torch_of_build, torch, python
+    program: the command line after `--`
+    world_size, per_node: the size of the job, and of a machine
+    values: the policy for reads of values that do not exist
+    exit_code: of the command (`torchext dry-run --help`)
+    interrupted: whether ranks are missing because of Ctrl-C
+    other_mismatches: errors about messages between ranks that are not reported
+    gpu: name, count, memory, capability, multiprocessors, context
+    ranks: a list, in the order of the runs:
+        rank
+        outcome: "fits", "does not fit", "failed" or "too few"
+        unit: "step" or "forward pass"
+        requested, completed: numbers of these; requested is null with --to-end
+        forward_passes, backward_passes: numbers of passes that began
+        seconds: the duration, without starting Python
+        program_exit_code: of the program; 0 if it did not end itself
+        error, error_summary: the traceback of the program, and its last line; empty without an error
+        out_of_memory: the message of the device that ran out of memory, or empty. The devices below then show the
+            memory that the rank needs, if the program could be run to that point
+        devices: a list, GPUs first:
+            device: "cuda:0", ..., "cpu" (pageable memory of the host), "pinned"
+            peak_allocated, peak_reserved: the largest numbers of bytes
+            total: the memory of the device; 0 for the host
+            headroom: total - peak_reserved; null for the host
+            fragmentation: bytes that were reserved but unused at the peak of allocated memory
+            categories, modules, lines: bytes at that peak by category, by module and by source line
+            largest: the 20 largest tensors at that peak: bytes, category, name, line
+        collectives: a list of phase, group, group_size, operator, calls, bytes_sent, bytes_received
+        peers: the ranks with which messages are exchanged
+        flops: the operations of one step or forward pass, or null; flops_error: the reason for null
+        values: answered reads of values that do not exist: line, reader, operator, answer, kind, policy, count
+        files: changes that the program would make: path, change, bytes
+        remarks: differences between the dry run and the program
+        mismatches: errors about messages of this rank whose sizes differ between sender and receiver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..fake.gpus import FakeGPU
+from .running import DevicePeak, RankReport
+
+__all__ = ["json_report"]
+
+
+def json_report(job: dict[str, Any], gpu: FakeGPU, reports: Sequence[RankReport]) -> dict[str, Any]:
+    """Return the content of the JSON report, without `schema`, `command` and `versions`.
+
+    Args:
+        job: The keys before `gpu`.
+        gpu: The GPUs of a machine.
+        reports: The reports of the ranks.
+    """
+    names = ("name", "count", "memory", "capability", "multiprocessors", "context")
+    return {**job, "gpu": {name: getattr(gpu, name) for name in names}, "ranks": [_rank(report) for report in reports]}
+
+
+def _rank(report: RankReport) -> dict[str, Any]:
+    return {
+        "rank": report.rank,
+        "outcome": report.outcome,
+        "unit": report.goal.unit,
+        "requested": report.goal.count,
+        "completed": report.made,
+        "forward_passes": report.forwards,
+        "backward_passes": report.backwards,
+        "seconds": round(report.seconds, 3),
+        "program_exit_code": report.exit_code,
+        "error": report.error,
+        "error_summary": report.reason,
+        "out_of_memory": report.out_of_memory,
+        "devices": [_device(peak) for peak in report.peaks],
+        "collectives": [row.to_dict() for row in report.collectives],
+        "peers": report.peers,
+        "flops": report.flops,
+        "flops_error": report.flops_error,
+        "values": [asdict(value) for value in report.values],
+        "files": [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in report.files],
+        "remarks": report.remarks,
+        "mismatches": report.mismatches,
+    }
+
+
+def _device(peak: DevicePeak) -> dict[str, Any]:
+    keys = ("bytes", "category", "name", "line")
+    return {
+        "device": peak.device,
+        "peak_allocated": peak.allocated,
+        "peak_reserved": peak.reserved,
+        "total": peak.total,
+        "headroom": peak.headroom if peak.total else None,
+        "fragmentation": peak.fragmentation,
+        "categories": peak.by_category,
+        "modules": peak.by_module,
+        "lines": peak.by_line,
+        "largest": [dict(zip(keys, tensor, strict=True)) for tensor in peak.largest],
+    }

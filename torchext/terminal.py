@@ -1,0 +1,166 @@
+"""The parts that all commands share: flags, colors, JSON, log messages, and suggestions for misspelled names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import torch
+
+from . import _C
+from .version import __version__
+
+__all__ = [
+    "INTERRUPTED",
+    "STDERR",
+    "STDOUT",
+    "CommandLineParser",
+    "add_shared_flags",
+    "colored",
+    "log_to_stderr",
+    "output_file",
+    "run_command",
+    "suggestion",
+    "versions",
+    "write_json",
+]
+
+INTERRUPTED = 130  # as shells report SIGINT
+STDOUT = Path("-")
+STDERR = 2  # the file descriptor
+SCHEMA = 1
+"""The version of the JSON that commands write. It increases when a key is removed or changes its meaning."""
+
+UNRECOGNIZED = "unrecognized arguments: "  # argparse's words
+CODES = {"green": "32", "red": "31", "bold": "1"}
+
+
+class CommandLineParser(argparse.ArgumentParser):
+    """A parser whose errors name the nearest flag or command."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the known arguments. A parser of a command reports unknown ones itself, with its own flags."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and not self._subparsers:
+            self.error(f"{UNRECOGNIZED}{' '.join(unknown)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and an error, which names the nearest flag if a flag is unknown."""
+        unknown = message.removeprefix(UNRECOGNIZED).split() if message.startswith(UNRECOGNIZED) else []
+        flag = next((argument.partition("=")[0] for argument in unknown if argument.startswith("--")), "")
+        super().error(message + suggestion(flag, self._option_string_actions))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = ", ".join(map(str, action.choices))
+            near = suggestion(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(action, f"expected one of {choices}; got {value!r}{near}")
+
+
+def add_shared_flags(parser: argparse.ArgumentParser, *, quiet: str = "print no progress") -> None:
+    """Add the flags that all commands have.
+
+    Args:
+        parser: The parser of a command.
+        quiet: The help text of `--quiet`.
+    """
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--json", type=output_file, metavar="FILE", help="also write the results as JSON; - writes them to stdout"
+    )
+    group.add_argument("--quiet", action="store_true", help=quiet)
+    group.add_argument("--verbose", action="store_true", help="print the log messages of torchext to stderr")
+    add_version(group)
+
+
+def add_version(parser: argparse._ActionsContainer) -> None:
+    """Add `--version`."""
+    text = "torchext {torchext} (built for torch {torch_of_build}; torch {torch}, Python {python})".format(**versions())
+    parser.add_argument("--version", action="version", version=text, help="print the versions and exit")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of torchext, of torch when torchext was built, of torch, and of Python."""
+    return {
+        "torchext": __version__,
+        "torch_of_build": _C.built_for_torch,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def output_file(text: str) -> Path:
+    """Return the path of a file to write, for `type=`.
+
+    Raises:
+        ArgumentTypeError: Its folder does not exist, or the file cannot be written.
+    """
+    path = Path(text)
+    if path == STDOUT:
+        return path
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder {str(path.parent)!r} does not exist")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, got the folder {text!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no permission to write {text!r}")
+    return path
+
+
+def write_json(target: Path | None, command: str, content: dict[str, Any]) -> None:
+    """Write the results of `command` to `target`, or to stdout for `-`, with the version of the schema.
+
+    Does nothing if `target` is None.
+    """
+    if target is None:
+        return
+    text = json.dumps({"schema": SCHEMA, "command": command, "versions": versions(), **content}, indent=1) + "\n"
+    if target == STDOUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        target.write_text(text)
+
+
+def colored(text: str, color: str, stream: TextIO) -> str:
+    """Return `text` in a color if `stream` is a terminal and the variable `NO_COLOR` is unset or empty."""
+    if os.environ.get("NO_COLOR") or not stream.isatty():
+        return text
+    return f"\x1b[{CODES[color]}m{text}\x1b[0m"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `. Did you mean ...?` with the nearest of the known names, or nothing if none is near."""
+    near = get_close_matches(name, list(known), n=3) if name else []
+    return f". Did you mean {' or '.join(near)}?" if near else ""
+
+
+def log_to_stderr() -> None:
+    """Print all log messages of `torchext.*` to stderr."""
+    logger = logging.getLogger("torchext")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    """Parse the arguments, by default those of the process, run the command in `options.run`, and return its code."""
+    options = parser.parse_args(arguments)
+    if options.verbose:
+        log_to_stderr()
+    try:
+        code: int = options.run(options)
+    except KeyboardInterrupt:
+        print(f"\n{parser.prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return code
