@@ -26,8 +26,8 @@ def text() -> str:
             lines.append(f"- [{title}]({docname}.html)" + (f": {description}" if description else ""))
     table = DOCS / "reference" / "api_table.md"
     if table.exists():
-        _, _, rows = table.read_text().partition("\n")
-        lines += ["", "## Public API", "", rows.strip()]
+        _, _, modules = table.read_text().partition("\n## ")
+        lines += ["", "## Public API", "", "### " + modules.strip().replace("\n## ", "\n### ")]
     return "\n".join(lines) + "\n"
 
 

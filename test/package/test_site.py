@@ -159,13 +159,10 @@ class Browser:
         text: str = self.driver.find_element("css selector", "h1").text
         return text.rstrip("#¶").strip()
 
-    def wait_for(self, selector: str) -> list[Any]:
+    def wait_for(self, selector: str) -> None:
         from selenium.webdriver.support.ui import WebDriverWait
 
-        found: list[Any] = WebDriverWait(self.driver, 30).until(
-            lambda driver: driver.find_elements("css selector", selector)
-        )
-        return found
+        WebDriverWait(self.driver, 60).until(lambda driver: driver.find_elements("css selector", selector))
 
     @property
     def errors(self) -> list[str]:
@@ -182,6 +179,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
+    options.page_load_strategy = "eager"
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(flag)
     options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
@@ -228,12 +226,11 @@ class TestBrowser:
         browser.open("index.html")
         box = browser.driver.find_element("css selector", ".sidebar-search")
         box.send_keys(words + "\n")
-        results = [one.get_attribute("href") for one in browser.wait_for("#search-results li a")]
-        assert any(page in one for one in results)
+        browser.wait_for(f"#search-results a[href*='{page}']")
         assert browser.errors == []
 
-    @pytest.mark.parametrize("width", [1400, 390])
-    def test_no_page_is_wider_than_the_screen(self, browser: Browser, width: int) -> None:
+    def test_no_page_is_wider_than_a_phone(self, browser: Browser) -> None:
+        width = 390
         browser.resize(width, 844)
         wide = []
         for page in sorted(SITE.glob("*/*.html")) + sorted(SITE.glob("reference/api/*.html")):
