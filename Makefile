@@ -88,6 +88,7 @@ slowest: build ## Run the test suite, and print the CPU time of its slowest test
 
 docs: build $(STATE)/docs ## Build the documentation site in build/docs/html; warnings are errors
 	$(PYTHON) docs/sections.py --check
+	rm -rf build/docs/html
 	$(PYTHON) -m sphinx -b html -W --keep-going -q -d build/docs/doctrees docs build/docs/html
 
 # A build in place would make the same libraries again, so it takes those of the wheel.

@@ -11,8 +11,8 @@ from documents import PAGES, ROOT
 from snippets import blocks_of, reason_to_skip
 
 SNIPPETS = ROOT / "test" / "snippets.py"
-# Blocks that need a GPU, a download, a cluster or a package that the tests do not have.
-MOST_NOT_RUN = 40
+# Blocks that need a process group, or a package or files that the tests do not have.
+MOST_NOT_RUN = 6
 
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
