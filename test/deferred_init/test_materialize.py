@@ -104,7 +104,7 @@ class TestDtype:
                 self.bits = self.weight.data.view(torch.int32)
 
         module = deferred_init(Mixed)
-        with pytest.raises(ValueError, match=r"\[4, 4\] and dtype Float shares its memory .* and dtype Int, so that"):
+        with pytest.raises(ValueError, match=r"\[4, 4\] and dtype Float shares its memory .* and dtype Int, so it"):
             materialize_module(module, dtype=torch.float16)
         assert is_deferred(module.fine)
         assert is_deferred(module.weight)

@@ -9,6 +9,8 @@
 
 namespace torchext {
 
+// NOTE [Demand by parts]
+//
 // Determines the needed parts of each value: NOTE [Parts of storages]. A shard is a tensor that reads a part of another
 // one, as in `weight[:n].clone()`, so the operators themselves express the demand: all of the shard.
 //

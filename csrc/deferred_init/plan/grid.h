@@ -1,5 +1,7 @@
 #pragma once
 
+// NOTE [Parts of storages]
+//
 // A program that needs only a part of a value, such as a shard, should pay only for that part. A part is a box on a
 // *grid*: several indices number the bytes of a storage, like those of a multidimensional array, and a box is a range
 // of each index. The grid of a storage consists of the strides of all tensors that the program has shown it with, where
