@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import PurePath
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef
@@ -13,7 +13,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from . import _C
 from .tools.leases import leases
-from .tools.results import Column, Table, plain
+from .tools.results import Column, Items, Table, plain
 
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
@@ -50,12 +50,12 @@ class RouteStep:
         return self.turn != "skipped" and self.origin != "none"
 
 
-class Route(Sequence[RouteStep]):
+class Route(Items[RouteStep]):
     """The dispatch keys that a call visits, in order. Prints as a table."""
 
     def __init__(self, operator: str, steps: Sequence[RouteStep]) -> None:
+        super().__init__(steps)
         self._operator = operator
-        self._steps = tuple(steps)
 
     @property
     def operator(self) -> str:
@@ -65,36 +65,24 @@ class Route(Sequence[RouteStep]):
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys whose kernels run."""
-        return tuple(step.key for step in self._steps if step.runs)
-
-    @overload
-    def __getitem__(self, index: int) -> RouteStep: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RouteStep]: ...
-    def __getitem__(self, index: int | slice) -> RouteStep | Sequence[RouteStep]:
-        return self._steps[index]
-
-    def __len__(self) -> int:
-        return len(self._steps)
+        return tuple(step.key for step in self._items if step.runs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Route) and (self._operator, self._steps) == (other._operator, other._steps)
+        return isinstance(other, Route) and (self._operator, self._items) == (other._operator, other._items)
 
     def __hash__(self) -> int:
-        return hash((self._operator, self._steps))
+        return hash((self._operator, self._items))
 
     def __str__(self) -> str:
-        return "\n".join([self._operator, *_table([_row(step) for step in self._steps])])
-
-    __repr__ = __str__
+        return "\n".join([self._operator, *_table([_row(step) for step in self._items])])
 
     def _repr_html_(self) -> str:
         columns = list(map(Column, (self._operator, "kernel", "turn", "comment")))
-        return Table(columns, map(_row, self._steps))._repr_html_()
+        return Table(columns, map(_row, self._items))._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the operator and the steps as plain values."""
-        return {"operator": self._operator, "steps": plain(self._steps)}
+        return {"operator": self._operator, "steps": plain(self._items)}
 
 
 def _row(step: RouteStep) -> tuple[str, ...]:

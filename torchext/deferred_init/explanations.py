@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch.nn import Module
 
 from .. import _C
 from ..tools.held_tensors import held_tensors
-from ..tools.results import Column, Table, plain
+from ..tools.results import Column, Items, Table, plain
 
 __all__ = ["Explanation", "RecordedOperation", "RecordedValue", "explain", "export_graph"]
 
@@ -75,27 +75,15 @@ class RecordedOperation:
         return f"{', '.join(map(str, self.writes))} = {self.call}" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
-class Explanation(Sequence[RecordedOperation]):
+class Explanation(Items[RecordedOperation]):
     """Recorded operations, in the order in which they were recorded. Prints as a program, with a line for each."""
 
     def __init__(self, operations: Sequence[RecordedOperation], result: str) -> None:
-        self._operations = tuple(operations)
+        super().__init__(operations)
         self._result = result
 
-    @overload
-    def __getitem__(self, index: int) -> RecordedOperation: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RecordedOperation]: ...
-    def __getitem__(self, index: int | slice) -> RecordedOperation | Sequence[RecordedOperation]:
-        return self._operations[index]
-
-    def __len__(self) -> int:
-        return len(self._operations)
-
     def __str__(self) -> str:
-        return "\n".join([*map(str, self._operations), f"return {self._result}"])
-
-    __repr__ = __str__
+        return "\n".join([*map(str, self._items), f"return {self._result}"])
 
     def _repr_html_(self) -> str:
         columns = map(Column, ("values", "call", "draws", "source"))
@@ -107,7 +95,7 @@ class Explanation(Sequence[RecordedOperation]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the operations, and the expression of the result, as plain values."""
-        return {"operations": plain(self._operations), "result": self._result}
+        return {"operations": plain(self._items), "result": self._result}
 
 
 def explain(tensor: torch.Tensor) -> Explanation:

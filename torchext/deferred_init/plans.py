@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.nn import Module
 
 from .. import _C
 from ..tools.held_tensors import held_tensors
-from ..tools.results import Column, Table, plain
+from ..tools.results import Column, Items, Table, plain
 from ..tools.sizes import readable
 from .explanations import RecordedOperation, recorded_operations
 
@@ -60,31 +60,19 @@ def _note(memory: Memory, nbytes: int) -> str:
     return notes.get(memory, readable(nbytes))
 
 
-class ReplayPlan(Sequence[PlannedOperation]):
+class ReplayPlan(Items[PlannedOperation]):
     """The operators that a replay runs, in order. Prints as a program, with a line for each."""
 
     def __init__(self, operations: Sequence[PlannedOperation], peak: int, written: int) -> None:
-        self._operations = tuple(operations)
+        super().__init__(operations)
         self.peak = peak
         """The peak of the memory in use, in bytes, results included. Memory that kernels allocate is estimated."""
         self.written = written
         """The bytes that all operators write."""
 
-    @overload
-    def __getitem__(self, index: int) -> PlannedOperation: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[PlannedOperation]: ...
-    def __getitem__(self, index: int | slice) -> PlannedOperation | Sequence[PlannedOperation]:
-        return self._operations[index]
-
-    def __len__(self) -> int:
-        return len(self._operations)
-
     def __str__(self) -> str:
         total = f"at most {readable(self.peak)} at one time, {readable(self.written)} written"
-        return "\n".join([*map(str, self._operations), total])
-
-    __repr__ = __str__
+        return "\n".join([*map(str, self._items), total])
 
     def _repr_html_(self) -> str:
         columns = [*map(Column, ("values", "call", "way", "memory")), Column("bytes", readable, is_number=True)]
@@ -102,7 +90,7 @@ class ReplayPlan(Sequence[PlannedOperation]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the operators, and the bytes held at most and written in all, as plain values."""
-        return {"operations": plain(self._operations), "peak": self.peak, "written": self.written}
+        return {"operations": plain(self._items), "peak": self.peak, "written": self.written}
 
 
 def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
