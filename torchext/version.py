@@ -1,4 +1,4 @@
-"""The version of torchext, and the releases of torch that it supports. setup.py and the CMake package read it, too."""
+"""The version of torchext, and the supported releases of torch. setup.py and the CMake package also read this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module's own code finds while `load_checkpoint()` runs is what it finds in eager `load_state_dict()`."""
+"""A module's own code finds the same state during `load_checkpoint()` as during an eager `load_state_dict()`."""
 
 from __future__ import annotations
 

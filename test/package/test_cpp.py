@@ -147,7 +147,7 @@ def test_cmake_package_finds_the_torch_installed_next_to_it(tmp_path: Path) -> N
 def test_cmake_package_has_no_components(tmp_path: Path) -> None:
     package = package_in(tmp_path / "torchext")
     done = configured(tmp_path / "project", "torchext REQUIRED COMPONENTS nonsense", [package, PYTORCH])
-    assert "torchext has no components, but `nonsense` is asked for" in refusal(done)
+    assert "torchext has no components, but `nonsense` was requested" in refusal(done)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Table:
 
 
 class Items(Sequence[T]):
-    """An immutable sequence, shown in a session as it is printed."""
+    """An immutable sequence whose `repr()` is its text."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = tuple(items)
