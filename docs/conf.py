@@ -31,8 +31,7 @@ extensions = [
     "repository_links",
     "llms_txt",
 ]
-exclude_patterns = ["_ext", "_static", "_templates"]
-templates_path = ["_templates"]
+exclude_patterns = ["_ext", "_static"]
 root_doc = "index"
 
 # Anchors are GitHub's, so that a link works in both places.
