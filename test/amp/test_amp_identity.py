@@ -66,7 +66,7 @@ class TestWrap:
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
     def test_refuses_dtypes_that_have_no_precision(self, dtype: torch.dtype) -> None:
-        with pytest.raises(TypeError, match=f"floating and complex dtypes.*but `obj` is of {dtype}"):
+        with pytest.raises(TypeError, match=f"floating point and complex dtypes, but `obj` has the dtype {dtype}"):
             amp.wrap(torch.ones(2, dtype=dtype))
 
     @pytest.mark.parametrize("function", [amp.wrap, amp.unwrap, amp.is_amp])

@@ -168,4 +168,4 @@ def test_existing_files_are_an_error(module: str, tmp_path: Path, capsys: pytest
     arguments = [f"{module}:build", "--out", str(tmp_path / "model.safetensors"), "--quiet"]
     assert main(arguments) == 0
     assert main(arguments) == 1
-    assert "There are such files already" in capsys.readouterr().err
+    assert "The files exist already" in capsys.readouterr().err

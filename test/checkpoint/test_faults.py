@@ -105,7 +105,7 @@ def test_interrupted_call_continues(
     assert {name for name in left if not name.startswith(".")} == set(sorted(eager)[:2])
     assert not [name for name in left if name.endswith((".incomplete", ".lock"))]
     times = {name: (folder / name).stat().st_mtime_ns for name in sorted(eager)[:2]}
-    with pytest.raises(FileExistsError, match=r"interrupted call has left by `resume=True`: model-00001"):
+    with pytest.raises(FileExistsError, match=r"interrupted call with `resume=True`: model-00001"):
         save_safetensors(deferred_init(four_files), folder, **SIZES)
     save_safetensors(deferred_init(four_files), folder, resume=True, **SIZES)
     assert files(folder) == eager
@@ -134,15 +134,15 @@ def test_resuming_with_other_values_is_refused(
         with pytest.raises(KeyboardInterrupt):
             save_safetensors(deferred_init(four_files), folder, **SIZES)
     before = files(folder)
-    with pytest.raises(FileExistsError, match="was about other tensors, values or options"):
+    with pytest.raises(FileExistsError, match="had other tensors, values or options"):
         save_safetensors(deferred_init(construct), folder, resume=True, **SIZES)
     assert files(folder) == before
 
 
 def test_complete_checkpoint_is_not_written_again(eager: dict[str, bytes], tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError, match="Remove them, choose another place, or go on"):
+    with pytest.raises(FileExistsError, match="Remove them, choose another place, or resume"):
         save_safetensors(deferred_init(four_files), tmp_path / "eager", **SIZES)
-    with pytest.raises(FileExistsError, match="because the call that wrote these was not interrupted"):
+    with pytest.raises(FileExistsError, match="because the call that wrote these files was not interrupted"):
         save_safetensors(deferred_init(four_files), tmp_path / "eager", resume=True, **SIZES)
     assert files(tmp_path / "eager") == eager
 
@@ -150,7 +150,7 @@ def test_complete_checkpoint_is_not_written_again(eager: dict[str, bytes], tmp_p
 def test_full_disk_is_detected_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil._ntuple_diskusage(10**6, 10**6, 1000)  # type: ignore[attr-defined]
     monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(OSError, match=r"No space left on device: 3.4 MiB are to be written, 1000 B are free") as caught:
+    with pytest.raises(OSError, match=r"No space left on device: 3.4 MiB needed, 1000 B free") as caught:
         save_safetensors(deferred_init(four_files), tmp_path / "out", **SIZES)
     assert caught.value.errno == errno.ENOSPC
     assert files(tmp_path / "out") == {}
@@ -205,9 +205,9 @@ def test_no_thread_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_checkpoint_of_another_number_of_files_is_in_the_way(eager: dict[str, bytes], tmp_path: Path) -> None:
     for options in {}, {"max_shard_size": "2MB"}:
-        with pytest.raises(FileExistsError, match="files of another checkpoint. Remove them, .*model-00001-of"):
+        with pytest.raises(FileExistsError, match="Files of another checkpoint exist. Remove them, .*model-00001-of"):
             save_safetensors(deferred_init(four_files), tmp_path / "eager", **options)
-    with pytest.raises(FileExistsError, match="There are files of another checkpoint"):
+    with pytest.raises(FileExistsError, match="Files of another checkpoint exist"):
         save_safetensors(deferred_init(four_files), tmp_path / "eager" / "model.safetensors")
     assert files(tmp_path / "eager") == eager
 
@@ -220,12 +220,12 @@ def test_resuming_with_other_strides_or_damaged_files_is_refused(
         stop_at(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             save_safetensors({"a": square, "b": torch.ones(300, 300)}, tmp_path / "out", max_shard_size=400_000)
-    with pytest.raises(FileExistsError, match="was about other tensors, values or options"):
+    with pytest.raises(FileExistsError, match="had other tensors, values or options"):
         save_safetensors(
             {"a": square.t(), "b": torch.ones(300, 300)}, tmp_path / "out", max_shard_size=400_000, resume=True
         )
     (tmp_path / "out" / "model-00001-of-00002.safetensors").write_bytes(b"cut")
-    with pytest.raises(FileExistsError, match="these were changed since. Remove them: model-00001-of-00002"):
+    with pytest.raises(FileExistsError, match="these files have changed since. Remove them: model-00001-of-00002"):
         save_safetensors(
             {"a": square, "b": torch.ones(300, 300)}, tmp_path / "out", max_shard_size=400_000, resume=True
         )

@@ -260,8 +260,8 @@ def test_dtypes_without_promotion_are_converted() -> None:
 
 
 UNLOADABLE: dict[str, tuple[Callable[[], torch.Tensor], dict[str, Any], str]] = {
-    "sparse": (lambda: torch.ones(2).to_sparse(), {}, "has no values in order: its layout is torch.sparse_coo"),
-    "meta": (lambda: torch.ones(2, device="meta"), {}, "has no values in order: .* its device meta"),
+    "sparse": (lambda: torch.ones(2).to_sparse(), {}, "has no strided values: its layout is torch.sparse_coo"),
+    "meta": (lambda: torch.ones(2, device="meta"), {}, "has no strided values: .* its device meta"),
     "to meta": (lambda: torch.ones(2), {"device": "meta"}, "cannot be loaded to the device `meta`"),
 }
 
@@ -292,11 +292,11 @@ FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 # The content of a file, and the error message.
 DAMAGED: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "is not a file of safetensors, or is damaged"),
-    "a pickle": (b"\x80\x02}q\x00.", "is not a file of safetensors, or is damaged"),
-    "a huge header": ((1 << 60).to_bytes(8, "little") + b"{}", "is not a file of safetensors, or is damaged"),
-    "truncated": (header(weight=FLOATS) + bytes(4), "is not a file of safetensors, or is damaged"),
-    "too long": (header(weight=FLOATS) + bytes(12), "is not a file of safetensors, or is damaged"),
+    "empty": (b"", "is not a safetensors file, or is damaged"),
+    "a pickle": (b"\x80\x02}q\x00.", "is not a safetensors file, or is damaged"),
+    "a huge header": ((1 << 60).to_bytes(8, "little") + b"{}", "is not a safetensors file, or is damaged"),
+    "truncated": (header(weight=FLOATS) + bytes(4), "is not a safetensors file, or is damaged"),
+    "too long": (header(weight=FLOATS) + bytes(12), "is not a safetensors file, or is damaged"),
     "overlapping": (
         header(weight=FLOATS, bias={**FLOATS, "data_offsets": [4, 12]}) + bytes(12),
         "(weight|bias)",
@@ -306,7 +306,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "of an unknown dtype": (header(weight={**FLOATS, "dtype": "F33"}) + bytes(8), "unknown variant `F33`"),
     "of a dtype that PyTorch does not know": (
         header(weight={**FLOATS, "dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}) + bytes(3),
-        "`weight` in .* has the dtype F6_E2M3, which PyTorch does not know",
+        "`weight` in .* has the dtype F6_E2M3, which PyTorch does not have",
     ),
 }
 
@@ -327,17 +327,17 @@ INDEXES: dict[str, tuple[str, str]] = {
     "no map": ("{}", "is not the index of a checkpoint: it has no `weight_map`"),
     "another folder": (
         '{"weight_map": {"weight": "../x.safetensors"}}',
-        "in '../x.safetensors', which is not a file of",
+        "`weight` to '../x.safetensors', which is not a file in",
     ),
-    "an absolute path": ('{"weight_map": {"weight": "/etc/passwd"}}', "`weight` is in '/etc/passwd', which is not"),
-    "another format": ('{"weight_map": {"weight": "x.pt"}}', "`weight` is in 'x.pt', which is not"),
+    "an absolute path": ('{"weight_map": {"weight": "/etc/passwd"}}', "`weight` to '/etc/passwd', which is not"),
+    "another format": ('{"weight_map": {"weight": "x.pt"}}', "`weight` to 'x.pt', which is not"),
     "a missing tensor": (
         '{"weight_map": {"weight": "a.safetensors", "bias": "a.safetensors"}}',
-        "says that `bias` is in a.safetensors, but it is not",
+        "maps `bias` to a.safetensors, which does not contain it",
     ),
     "a tensor twice": (
         '{"weight_map": {"weight": "a.safetensors", "x": "b.safetensors"}}',
-        "b.safetensors has a tensor `weight`, which is in another file",
+        "b.safetensors has a tensor `weight`, which is also in another file",
     ),
 }
 

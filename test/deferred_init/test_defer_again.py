@@ -244,7 +244,9 @@ class TestErrors:
         module = deferred_init(Model)
         materialize_tensor(module.norm.bias)
         materialize_module(module, retain_graph=True)
-        with pytest.raises(ValueError, match=r"`norm.bias` of shape \(4,\) cannot be deferred again, because nothing"):
+        with pytest.raises(
+            ValueError, match=r"`norm.bias` of shape \(4,\) cannot be deferred again, because the recording"
+        ):
             defer_again(module)
         assert not is_deferred(module)
 
