@@ -603,9 +603,9 @@ class TestInstallingAgain:
             ),
             (
                 {"url": "file:///w/torchext-0.1.0+pt2.11.whl"},
-                r"Take the wheel torchext-\S+ from where you got /w/torchext-\S+whl, ",
+                r"Install the wheel torchext-\S+ from where you got /w/torchext-\S+whl, ",
             ),
-            (None, r"Take the wheel torchext-0.1.0\+pt2.15 from where you got it, or build one from the source"),
+            (None, r"Install the wheel torchext-0.1.0\+pt2.15 from where you got it, or build one from the source"),
         ],
         ids=["checkout", "spaces", "sdist", "git", "subdirectory", "wheel", "index"],
     )
