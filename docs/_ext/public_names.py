@@ -60,7 +60,10 @@ class PublicApi(SphinxDirective):  # type: ignore[misc]
         for name, home in homes.items():
             if home != module:
                 kind = _kind(module, name)
-                lines += ["", f".. py:{kind}:: {name}", "", f"   The same as :py:obj:`{home}.{name}`."]
+                # autodoc has indexed a class under its `__module__` already.
+                is_indexed = getattr(getattr(import_module(module), name), "__module__", "") == module
+                lines += ["", f".. py:{kind}:: {name}", *["   :no-index:"] * is_indexed, ""]
+                lines += [f"   The same as :py:obj:`{home}.{name}`."]
         return list(self.parse_text_to_nodes(StringList([*lines, ""], source=self.get_source_info()[0])))
 
 

@@ -43,7 +43,7 @@ class TestRules:
     def test_find_banned_words_in_docstrings_and_messages(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        source = '"""It runs faster, and sooner."""\n\nraise ValueError("the tensor is not there, be it fake")  # what is wrong\n'
+        source = '"""It runs faster, and sooner."""\nf("the tensor is not there, be it fake")  # what is wrong\n'
         assert found_in(tmp_path, "a.py", source, monkeypatch) == ["sooner", "be it", "not there", "what is"]
 
     def test_find_british_spelling(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
