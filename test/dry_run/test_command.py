@@ -791,7 +791,7 @@ def test_safetensors_are_read_as_described(command: Command, tmp_path: Path) -> 
     safetensors.save_file({"a": torch.ones(3)}, tmp_path / "real.safetensors")
     ended = command(SAFETENSORS, "--to-end", "--keep-files", str(tmp_path / "kept"))
     assert ended.code == 0, ended.err
-    assert "was written by a dry run and has no values, which framework='np' would need" in ended.out
+    assert "was written by a dry run and has no values, which framework='np' requires" in ended.out
     assert not list((tmp_path / "kept").rglob("*.safetensors"))
 
 
