@@ -59,7 +59,7 @@ def _construction(output: str) -> str:
 
 def _shard(output: str) -> str:
     match = found(r"holds ([\d.]+) of ([\d.,]+) MiB: ([\d.]+) s, memory grew by (\d+) MiB", output)
-    return f"{match[3]} s and {match[4]} MiB, for {match[1]} of {match[2]} MiB"
+    return f"{match[3]} s and {match[4]} MiB for a shard of {match[1]} MiB (whole model: {match[2]} MiB)"
 
 
 def _oracle(output: str) -> str:
@@ -82,32 +82,32 @@ def _faster(pattern: str) -> Callable[[str], str]:
 
 ROWS = {
     "bits": Row(
-        "Deferred and materialized against eager construction: torchvision, timm and transformers, on CUDA",
+        "Initial values on CUDA, compared with eager construction (torchvision, timm, transformers)",
         "make gpu",
         _public_models,
         needs="a GPU",
     ),
     "construction": Row(
-        "Construct the 6.7 B parameters of Llama-2-7B, deferred",
+        "Construct Llama-2-7B (6.7 B parameters), deferred",
         "python examples/deferred_transformers.py",
         _construction,
     ),
-    "shard": Row("Compute the shard of one rank of 512 of an 8 B parameter Llama", SHARD, _shard),
+    "shard": Row("Compute one rank's shard of an 8 B parameter Llama on 512 ranks", SHARD, _shard),
     "memory": Row(
-        "Simulated peak memory of training programs against PyTorch's own host code and CUDA allocator "
-        "(driver stubbed, cuDNN off)",
+        "Simulated peak GPU memory of training programs, compared with PyTorch's CUDA allocator "
+        "(stubbed driver, cuDNN off)",
         "make oracle",
         _oracle,
         needs="a CUDA build of PyTorch",
     ),
     "materialization": Row(
-        "Materialize a 50 M parameter transformer, against constructing it eagerly",
+        "Materialize a 50 M parameter transformer, compared with eager construction",
         "python benchmarks/materialize.py --millions 50 --threads 1 --models 'transformer, written twice'",
         _faster(r"^transformer, written twice +\d+ +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)"),
         in_readme=False,
     ),
     "inference": Row(
-        "Enter and leave inference mode, against `torch.inference_mode`",
+        "Enter and leave inference mode, compared with `torch.inference_mode`",
         "python benchmarks/inference_mode.py",
         _faster(r"^a new block .* ([\d.]+)$"),
     ),
