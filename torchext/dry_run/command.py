@@ -66,8 +66,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rank",
         default="0",
         metavar="R,R-R",
-        help="the ranks to run, one after the other: ranks and ranges, `all`, or `stages` (default: 0). `stages` is rank 0 "
-        "and each rank that exchanges messages with one of these, as the stages of a pipeline do",
+        help="the ranks to run, one after the other: ranks and ranges, `all`, or `stages` (default: 0). `stages` is "
+        "rank 0 and each rank that exchanges messages with one of these, as the stages of a pipeline do",
     )
     add("--gpu", default="H100-80GB", metavar="MODEL", help="the model of the GPUs, such as A100 (default: H100-80GB)")
     add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU; required for an unlisted model")
