@@ -74,9 +74,11 @@ for _room in ("fake", "deferred_init", "checkpoint", "inference", "memory", "com
 
 
 def __getattr__(name: str) -> object:
-    if name != "dry_run":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _import_module(".dry_run", __name__)  # at first use, because it imports much of torch.distributed
+    if name == "dry_run":
+        return _import_module(".dry_run", __name__)  # at first use, because it imports much of torch.distributed
+    homes = [room for room in __all__ if name in getattr(globals().get(room), "__all__", ())]
+    hint = f". Did you mean torchext.{homes[0]}.{name}?" if homes else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

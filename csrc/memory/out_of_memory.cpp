@@ -47,6 +47,9 @@ std::string memoryByCategory(c10::Device device) {
       parts.emplace(now.by_category[i], kNames[i]);
     }
   }
+  if (parts.empty()) {
+    return "No memory is allocated.";
+  }
   std::ostringstream text;
   text << "The memory is held by";
   const char* separator = " ";

@@ -47,6 +47,11 @@ print("torchext.dry_run" in sys.modules, torchext.dry_run.world.__name__, "torch
     assert run_python(code) == "False world True\n"
 
 
+def test_name_of_a_module_of_the_package_is_suggested() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'fits'\. Did you mean torchext\.memory\.fits\?"):
+        torchext.fits  # noqa: B018
+
+
 def test_unknown_attribute_of_the_package_raises() -> None:
     with pytest.raises(AttributeError, match="module 'torchext' has no attribute 'nothing'"):
         torchext.nothing  # noqa: B018
