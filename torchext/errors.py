@@ -46,7 +46,7 @@ class UnsupportedOperatorError(TorchextError, NotImplementedError):
     """An operator cannot run on fake tensors: it has no Meta kernel, or none for these arguments."""
 
 
-class PatchError(TorchextError, RuntimeError):
+class PatchError(TorchextError, RuntimeError, AttributeError):
     """A PyTorch function that torchext replaces is not the one that it expects."""
 
 

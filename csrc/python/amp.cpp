@@ -147,7 +147,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* device_type = Py_None;
   PyObject* dtype = Py_None;
   int is_enabled = 1;
-  PyObject* is_caching = Py_None;
+  PyObject* is_caching = nullptr;
   int is_self_cleaning = 0;
   PyObject* deprecated_is_caching = nullptr;
   constexpr const char* kNames[] = {"device_type",   "dtype", "enabled", "cache_enabled",
@@ -158,6 +158,10 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     return nullptr;
   }
   if (deprecated_is_caching != nullptr) {
+    if (is_caching != nullptr) {
+      PyErr_SetString(PyExc_TypeError, "autocast() got both `cache_enabled` and its deprecated name `cache`.");
+      return nullptr;
+    }
     is_caching = deprecated_is_caching;
     if (PyErr_WarnEx(provided(Provided::kDeprecationWarning), "`autocast(cache=)` is deprecated: use `cache_enabled=`.",
                      /*stack_level=*/1) != 0) {
@@ -173,7 +177,7 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   region->is_enabled = is_enabled != 0;
   region->is_self_cleaning = is_self_cleaning != 0;
   if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype) ||
-      !readCache(is_caching, region->is_caching) || !checkDtype(*region)) {
+      !readCache(is_caching == nullptr ? Py_None : is_caching, region->is_caching) || !checkDtype(*region)) {
     Py_DECREF(self);
     return nullptr;
   }

@@ -63,6 +63,13 @@ void bindReleases(py::module_& module) {
   module.attr("built_for_torch") = TORCH_VERSION;
   module.attr("differences_between_releases") = differences;
   module.attr("verified_pieces") = pieces;
+  module.def("self_test_results", [] {
+    py::dict results;
+    for (const torchext::Piece& piece : torchext::piecesOfPyTorch()) {
+      results[piece.name] = torchext::passesSelfTest(piece);
+    }
+    return results;
+  });
 }
 
 }  // namespace

@@ -46,14 +46,6 @@ bool isVerified(const Piece& piece) {
          c10::utils::check_env("TORCHEXT_ACCEPT_UNVERIFIED_TORCH") == true;
 }
 
-bool passes(const Piece& piece) {
-  try {
-    return isVerified(piece) && piece.passes(isBroken(piece.name));
-  } catch (const std::exception&) {
-    return false;
-  }
-}
-
 const Piece& pieceOf(SelfTest test) {
   return kPieces.at(static_cast<std::size_t>(test));
 }
@@ -77,7 +69,7 @@ const std::array<Piece, 8>& piecesOfPyTorch() {
 
 void runSelfTests() {
   for (const Piece& piece : kPieces) {
-    if (piece.is_needed_by_all && !passes(piece)) {
+    if (piece.is_needed_by_all && !passesSelfTest(piece)) {
       raise(piece, "torchext needs");
     }
   }
@@ -85,13 +77,21 @@ void runSelfTests() {
 
 void requireSelfTest(SelfTest test, const char* usage) {
   const Piece& piece = pieceOf(test);
-  if (!passes(piece)) {
+  if (!passesSelfTest(piece)) {
     raise(piece, usage);
   }
 }
 
 bool passesSelfTest(SelfTest test) {
-  return passes(pieceOf(test));
+  return passesSelfTest(pieceOf(test));
+}
+
+bool passesSelfTest(const Piece& piece) {
+  try {
+    return isVerified(piece) && piece.passes(isBroken(piece.name));
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 }  // namespace torchext

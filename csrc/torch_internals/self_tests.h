@@ -38,7 +38,8 @@ void runSelfTests();
 // features rely on; they are tested on first use.
 void requireSelfTest(SelfTest test, const char* usage);
 
-// Returns true if the test passes.
+// Return true if the test passes.
 bool passesSelfTest(SelfTest test);
+TORCHEXT_API bool passesSelfTest(const Piece& piece);
 
 }  // namespace torchext

@@ -212,6 +212,10 @@ class TestRegion:
         with pytest.warns(TorchextDeprecationWarning, match=r"`autocast\.cache` is deprecated: use `cache_enabled`"):
             assert region.cache is False
 
+    def test_cache_under_both_names_raises(self) -> None:
+        with pytest.raises(TypeError, match="got both `cache_enabled` and its deprecated name `cache`"):
+            amp.autocast("cpu", cache=True, cache_enabled=False)
+
     def test_is_shown_and_pickled_with_its_arguments(self) -> None:
         region = amp.autocast("cpu", dtype=FP16, cache_enabled=False)
         shown = "autocast('cpu', dtype=torch.float16, enabled=True, cache_enabled=False, self_cleaning=False)"

@@ -110,6 +110,15 @@ class TestEnv:
         assert found["variables"]["TORCHEXT_ACCEPT_UNVERIFIED_TORCH"] == "1"
         assert found["dispatch_keys"].keys() == {"Fake", "DeferredInit", "TESTING_ONLY_GenericMode"}
 
+    def test_failed_self_test_is_reported(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "backend_meta")
+        assert command_line.main(["env", "--json", "-"]) == 0
+        tests = json.loads(capsys.readouterr().out)["self_tests"]
+        assert [name for name, test in tests.items() if not test["passed"]] == ["backend_meta"]
+        assert len(tests) == 8
+
     def test_keys_of_a_fresh_process_belong_to_torchext(self) -> None:
         ended = subprocess.run(
             [sys.executable, "-m", "torchext", "env", "--json", "-"], capture_output=True, text=True, check=True

@@ -57,7 +57,10 @@ def describe_environment() -> dict[str, Any]:
         },
         "build": _build(),
         "dispatch_keys": _owners(),
-        "self_tests": {"passed": True, "verified_up_to_torch": {k: _release(v) for k, v in _C.verified_pieces.items()}},
+        "self_tests": {
+            name: {"passed": passed, "verified_up_to_torch": _release(_C.verified_pieces[name])}
+            for name, passed in _C.self_test_results().items()
+        },
         "installed_patches": [patch.target for patch in patches() if patch.is_installed],
         "variables": {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
     }
@@ -104,7 +107,7 @@ def _owner(key: str, use: Callable[[], object]) -> str:
         use()
     except RuntimeError as error:
         return f"not torchext: {error}"
-    return "torchext, and a library that registered a fallback first" if is_taken else "torchext"
+    return "torchext; the key had a fallback before, of torchext or of another library" if is_taken else "torchext"
 
 
 def _text(value: object) -> str:

@@ -155,6 +155,8 @@ class CollectiveSummary(list[GroupSummary]):
     def __str__(self) -> str:
         return str(self._table())
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return self._table()._repr_html_()
 

@@ -36,7 +36,7 @@ def renamed_keywords(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
-            for old in renamed.keys() & kwargs.keys():
+            for old in [old for old in renamed if old in kwargs]:
                 new = renamed[old]
                 if new in kwargs:
                     raise TypeError(f"{_name(function)}() got both `{new}` and `{old}`, its deprecated name.")

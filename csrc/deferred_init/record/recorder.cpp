@@ -93,7 +93,7 @@ void warnOfGrowth(const OperatorHandle& op) {
       "`", op.operator_name(), "` wrote a deferred tensor that has been written ", kRepeatsToWarn,
       " times since deferred_init, probably in every step of a loop. Each write is recorded, and all of them are "
       "replayed when a real tensor needs the value. Materialize the tensor before the loop: with its module or "
-      "by materialize_tensor(); if it is the state of an optimizer, by materialize_module(module, optimizer).");
+      "by materialize_tensor(); if it is the state of an optimizer, by materialize_module(module, optimizer=...).");
 }
 
 // Returns true for a factory that a constructor calls. Real kernels and the handlers of modes call factories with the
