@@ -20,6 +20,7 @@ from .version import __version__
 
 __all__ = [
     "INTERRUPTED",
+    "SCHEMA",
     "STDERR",
     "STDOUT",
     "CommandLineParser",
@@ -30,6 +31,7 @@ __all__ = [
     "run_command",
     "suggestion",
     "versions",
+    "with_header",
     "write_json",
 ]
 
@@ -116,6 +118,11 @@ def output_file(text: str) -> Path:
     return path
 
 
+def with_header(command: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return `content` with the version of the schema, the command and the versions, which begin each JSON."""
+    return {"schema": SCHEMA, "command": command, "versions": versions(), **content}
+
+
 def write_json(target: Path | None, command: str, content: dict[str, Any]) -> None:
     """Write the results of `command` to `target`, or to stdout for `-`, with the version of the schema.
 
@@ -123,7 +130,7 @@ def write_json(target: Path | None, command: str, content: dict[str, Any]) -> No
     """
     if target is None:
         return
-    text = json.dumps({"schema": SCHEMA, "command": command, "versions": versions(), **content}, indent=1) + "\n"
+    text = json.dumps(with_header(command, content), indent=1) + "\n"
     if target == STDOUT:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -12,6 +12,7 @@ from textwrap import indent
 import pytest
 
 from torchext.dry_run import world
+from torchext.dry_run.json_report import json_report, rank_report
 from torchext.dry_run.progress import FORWARD, STEP, Goal
 from torchext.dry_run.reports import html_report, text_report
 from torchext.dry_run.running import RankReport, run_rank
@@ -24,6 +25,7 @@ from .step_programs import PREAMBLE, PROGRAMS, Program
 pytestmark = pytest.mark.usefixtures("frozen_past")
 
 GPU = FakeGPU("H100-80GB")
+JOB = {"program": ["train.py"], "world_size": 1, "other_mismatches": []}
 
 Run = Callable[..., RankReport]
 
@@ -117,7 +119,7 @@ def test_report_gives_the_reason_for_uncounted_operations(run: Run, ending: str,
     )
     assert (report.made, report.exit_code, report.error) == (2, 0, "")
     assert (report.flops, report.flops_error) == (None, why)
-    assert f"The floating-point operations were not counted: {why}." in text_report(report, 1)
+    assert f"The floating-point operations were not counted: {why}." in text_report(rank_report(report), 1)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_report_gives_the_reason_for_uncounted_operations(run: Run, ending: str,
 def test_report_names_the_program_without_a_countable_step(run: Run, goal: Goal, steps: int, why: str) -> None:
     report = run(source_of(PROGRAMS["plain"], steps), goal, counts_flops=True)
     assert (report.flops, report.flops_error) == (None, why)
-    assert f"The floating-point operations were not counted: {why}." in text_report(report, 1)
+    assert f"The floating-point operations were not counted: {why}." in text_report(rank_report(report), 1)
 
 
 def test_generator_that_steps_first_has_all_networks_in_a_step(run: Run) -> None:
@@ -172,12 +174,12 @@ def test_program_without_steps_is_distinguished_from_one_that_fits(run: Run) -> 
     by_hand = "for p in model.parameters(): p.data.sub_(p.grad); p.grad = None"
     program = Program("model = net(256, 512)", f"model(batch()).sum().backward()\n{by_hand}", 0, 0)
     report = run(source_of(program, 3), Goal(STEP, 2))
-    first, second = text_report(report, 1).splitlines()[:2]
+    first, second = text_report(rank_report(report), 1).splitlines()[:2]
     assert re.search(r"^rank 0 of 1: ended after 0 of 2 steps in [\d.]+ s$", first)
     assert "The program ended after 3 forward passes and 3 backward passes" in second
     assert "torch.optim.Optimizer. Use --forwards N" in second
     assert "fits" not in first + second
-    assert "class=fails>rank 0 of 1: ended after 0 of 2 steps" in html_report([report], 1, "")
+    assert "class=fails>rank 0 of 1: ended after 0 of 2 steps" in html_report(json_report(JOB, GPU, [report]))
 
 
 def test_endless_loop_in_which_no_optimizer_is_called_is_ended(
@@ -217,19 +219,19 @@ def test_server_is_ended_after_its_forward_passes(run: Run) -> None:
     assert (
         cache <= sum(report.peaks[0].by_category.values()) - report.peaks[0].by_category["workspaces"] < cache + 2**22
     )
-    assert re.search(r"^rank 0 of 1: fits, 16 of 16 forward passes in", text_report(report, 1))
+    assert re.search(r"^rank 0 of 1: fits, 16 of 16 forward passes in", text_report(rank_report(report), 1))
 
 
 def test_forward_passes_of_a_program_that_ends_by_itself_are_counted(run: Run) -> None:
     report = run(PREAMBLE + SERVER.replace("while True", "for _ in range(3)"), Goal(FORWARD, 16))
-    text = text_report(report, 1)
+    text = text_report(rank_report(report), 1)
     assert re.search(r"^rank 0 of 1: ended after 3 of 16 forward passes in", text)
     assert "Use --forwards 3, or --to-end" in text
 
 
 def test_program_runs_to_its_end(run: Run) -> None:
     report = run(source_of(PROGRAMS["plain"], 5) + "torch.empty(1 << 30, device='cuda')", Goal(STEP, None))
-    assert re.search(r"^rank 0 of 1: fits, 5 steps to its end in", text_report(report, 1))
+    assert re.search(r"^rank 0 of 1: fits, 5 steps to its end in", text_report(rank_report(report), 1))
     assert report.peaks[0].allocated > 2**30
 
 
@@ -262,7 +264,9 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         ("step 4", "broadcast", 1, 1024),
         ("after step 4", "broadcast", 1, 1024),
     ]
-    assert re.search(r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_report(report, 8), re.MULTILINE)
+    assert re.search(
+        r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_report(rank_report(report), 8), re.MULTILINE
+    )
 
 
 GRAPHS = """

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from .. import terminal
 from ..checkpoint import command as checkpoint
 from ..dry_run import command as dry_run
+from ..dry_run import report_command
 from . import completion, environment, routes
 
 __all__ = ["main", "parser", "parsers"]
@@ -23,6 +24,7 @@ class _Command(NamedTuple):
 
 COMMANDS = {
     "dry-run": _Command("run ranks of a training job without its GPUs", dry_run.configure),
+    "report": _Command("print, convert and compare the reports of dry runs", report_command.configure),
     "checkpoint": _Command("write the initial checkpoint of a model in bounded memory", checkpoint.configure),
     "env": _Command("print the versions and the state that a bug report needs", environment.configure),
     "route": _Command("print the dispatch keys that a call of an operator visits", routes.configure),

@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 from .collectives import Collective, CollectiveSummary, GroupSummary, Place
+from .comparing import Comparison, Limit, compare
+from .differences import DeviceComparison, Difference, RankComparison
+from .report import Report, load_report
 from .world import World, world
 
-__all__ = ["Collective", "CollectiveSummary", "GroupSummary", "Place", "World", "world"]
+__all__ = [
+    "Collective",
+    "CollectiveSummary",
+    "Comparison",
+    "DeviceComparison",
+    "Difference",
+    "GroupSummary",
+    "Limit",
+    "Place",
+    "RankComparison",
+    "Report",
+    "World",
+    "compare",
+    "load_report",
+    "world",
+]

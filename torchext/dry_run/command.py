@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,13 +14,16 @@ from tempfile import TemporaryDirectory
 from .. import terminal
 from ..fake.assumed_values import ValuePolicy
 from ..fake.gpus import FakeGPU, as_fake_gpu
+from .comparing import compare
+from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
 from .ending import run_to_its_end
 from .files import FILES, Overlay
 from .files.guard import can_guard
-from .json_report import json_report
+from .json_report import json_report, rank_report
 from .launch_lines import Launch, launcher_of, without_python
 from .progress import FORWARD, STEP, Goal
 from .rank_processes import RankProcesses, child_command, environment_for
+from .report import Report
 from .reports import fits, html_report, text_report
 from .running import RankReport
 from .world import DEFAULT_VALUES
@@ -41,15 +43,16 @@ examples:
   torchext dry-run --world-size 64 --steps 2 --report report.html -- -m my_package.train --config 8b.toml
 """
 
-EXIT_CODES = """\
+EXIT_CODES = f"""\
 exit codes:
   0    every rank fits
   1    the program failed: with an error, or with an exit code other than 0, which the report prints
   2    an argument is wrong
   3    a rank does not fit
   4    the program ended before it made the requested number of steps or forward passes
+  {GREW}    with --compare, a peak grew by more than --fail-above
   130  interrupted; the finished ranks are reported
-The rank with the worst outcome decides, in the order 1, 3, 4, 0.
+The rank with the worst outcome decides, in the order 1, 3, 4, {GREW}, 0.
 """
 
 STAGES = "stages"
@@ -98,6 +101,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--no-lines", action="store_true", help="do not record the lines that allocate memory: faster")
     add("--no-flops", action="store_true", help="do not run an additional step to count floating-point operations")
     add("--report", type=terminal.output_file, metavar="FILE.html", help="also write an HTML report")
+    add_comparison_flags(parser)
     terminal.add_shared_flags(parser, quiet="print no progress of ranks")
     parser.add_argument(
         "program",
@@ -141,10 +145,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         _check_program(launch.program)
     except ValueError as error:
         parser.error(str(error))
+    check_comparison_flags(parser, options, ranks)
     run = _Run(options, launch, ranks, RankProcesses(options, launch, gpu, goal))
     run.run()
-    run.write_reports(program, gpu)
-    return run.exit_code
+    return run.write_reports(program, gpu)
 
 
 class _Run:
@@ -189,29 +193,27 @@ class _Run:
     def _print(self, report: RankReport) -> None:
         self._reports[report.rank] = report
         report.mismatches = self._processes.mismatches_of(report.rank)
-        summary, newline, tables = text_report(report, self._size).partition("\n")
+        content = rank_report(report)
+        summary, newline, tables = text_report(content, self._size).partition("\n")
         out = self._processes.out
-        summary = terminal.colored(summary, "green" if fits(report) else "red", out)
+        summary = terminal.colored(summary, "green" if fits(content) else "red", out)
         print(f"{summary}{newline}{tables}", end="\n\n", file=out, flush=True)
         if report.error:
             print(report.error, file=sys.stderr)
         if self._options.rank == STAGES:
             self._ranks += sorted(set(report.peers) - self._reports.keys() - set(self._ranks))
 
-    def write_reports(self, program: Sequence[str], gpu: FakeGPU) -> None:
-        """Write the HTML report and the JSON report, if they are requested."""
+    def write_reports(self, program: Sequence[str], gpu: FakeGPU) -> int:
+        """Write the HTML report, the comparison and the JSON report, if they are requested. Return the exit code."""
         reports = list(self._reports.values())
         reported = {mismatch for report in reports for mismatch in report.mismatches}
         others = [mismatch for mismatch in self._processes.mismatches if mismatch not in reported]
-        path = self._options.report
-        if path is not None:
-            path.write_text(html_report(reports, self._size, shlex.join(program), others))
-            print(f"The report is in {path}.", file=self._processes.out)
         per_node = gpu.count if self._launch.size is None else self._launch.per_node or 8
         if self._size > 1:
             gpu = replace(gpu, count=min(per_node, self._size))  # as in `world()`
         job = {
             "program": list(program),
+            "folder": str(Path.cwd()),
             "world_size": self._size,
             "per_node": per_node,
             "values": self._options.values,
@@ -219,7 +221,17 @@ class _Run:
             "interrupted": self._is_interrupted,
             "other_mismatches": others,
         }
-        terminal.write_json(self._options.json, "dry-run", json_report(job, gpu, reports))
+        content, options, out = json_report(job, gpu, reports), self._options, self._processes.out
+        if options.report is not None:
+            options.report.write_text(html_report(content))
+            print(f"The report is in {options.report}.", file=out)
+        if options.compare is not None and set(options.compare.ranks) & self._reports.keys():
+            comparison = compare(options.compare, Report(terminal.with_header("dry-run", content)))
+            code = print_comparison(options, comparison, out)
+            content["exit_code"] = content["exit_code"] or code
+            content["comparison"] = comparison.to_dict()
+        terminal.write_json(options.json, "dry-run", content)
+        return int(content["exit_code"])
 
 
 # ---- Arguments ----
@@ -316,7 +328,7 @@ def _ask_launcher(options: argparse.Namespace, called: list[str]) -> Launch:
         task, answer = Path(folder) / "task", Path(folder) / "answer"
         task.write_text(json.dumps({"module": called[0], "arguments": called[1:], "gpus": options.per_node or 8}))
         command = child_command(options, folder, "launch_lines", task, answer)
-        out = terminal.STDERR if options.json == terminal.STDOUT else None
+        out = terminal.STDERR if terminal.STDOUT in (options.json, options.markdown) else None
         code = run_to_its_end(command, environment_for(Overlay(folder), {}), FILES, stdout=out)
         if not answer.exists():
             raise ValueError(f"{called[0]} ended with code {code} before it started a process")

@@ -1,11 +1,13 @@
 """The JSON report of `torchext dry-run --json`.
 
-Numbers of bytes and of operations are integers, times are in seconds. Keys may be added without a new `schema`.
+Numbers of bytes and of operations are integers, times are in seconds. Keys may be added without a new `schema`. Two
+runs of one program differ in the keys `seconds` only, unless the program itself is random.
 
     schema: the version of this description, 1
     command: "dry-run"
     versions: torchext, torch_of_build, torch, python
     program: the command line after `--`
+    folder: the current directory
     world_size, per_node: the size of the job, and of a machine
     values: the policy for reads of values that do not exist
     exit_code: of the command (`torchext dry-run --help`)
@@ -38,6 +40,14 @@ Numbers of bytes and of operations are integers, times are in seconds. Keys may 
         files: changes that the program would make: path, change, bytes
         remarks: differences between the dry run and the program
         mismatches: errors about messages of this rank whose sizes differ between sender and receiver
+        code: the source code of the lines of `devices`, by line
+        timeline: the memory of the device with the largest peak over time; empty without memory:
+            device, peak_allocated
+            categories: names and colors
+            points: a list of event, reserved, bytes of each category
+            seconds: the time of each point
+            details: the largest tensors at some events: bytes, category, name, line
+    comparison: with --compare, the differences from another report; see `comparing.py`
 """
 
 from __future__ import annotations
@@ -49,7 +59,7 @@ from typing import Any
 from ..fake.gpus import FakeGPU
 from .running import DevicePeak, RankReport
 
-__all__ = ["json_report"]
+__all__ = ["json_report", "rank_report"]
 
 
 def json_report(job: dict[str, Any], gpu: FakeGPU, reports: Sequence[RankReport]) -> dict[str, Any]:
@@ -61,10 +71,15 @@ def json_report(job: dict[str, Any], gpu: FakeGPU, reports: Sequence[RankReport]
         reports: The reports of the ranks.
     """
     names = ("name", "count", "memory", "capability", "multiprocessors", "context")
-    return {**job, "gpu": {name: getattr(gpu, name) for name in names}, "ranks": [_rank(report) for report in reports]}
+    return {
+        **job,
+        "gpu": {name: getattr(gpu, name) for name in names},
+        "ranks": [rank_report(report) for report in reports],
+    }
 
 
-def _rank(report: RankReport) -> dict[str, Any]:
+def rank_report(report: RankReport) -> dict[str, Any]:
+    """Return the entry of `ranks` for one rank."""
     return {
         "rank": report.rank,
         "outcome": report.outcome,
@@ -87,6 +102,8 @@ def _rank(report: RankReport) -> dict[str, Any]:
         "files": [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in report.files],
         "remarks": report.remarks,
         "mismatches": report.mismatches,
+        "code": report.code,
+        "timeline": report.timeline,
     }
 
 

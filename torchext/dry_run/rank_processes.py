@@ -31,6 +31,7 @@ from .. import terminal
 from ..fake.gpus import FakeGPU
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
+from .json_report import rank_report
 from .launch_lines import Launch
 from .messages import Messages
 from .progress import Goal
@@ -66,7 +67,7 @@ class RankProcesses:
         self.launch = launch
         self.gpu = gpu
         self.goal = goal
-        self.out = sys.stderr if options.json == terminal.STDOUT else sys.stdout
+        self.out = sys.stderr if terminal.STDOUT in (options.json, options.markdown) else sys.stdout
         self._ranks: dict[int, _Rank] = {}
         self._sent: dict[Key, Message] = {}
         self._received: dict[Key, Received] = {}
@@ -141,7 +142,7 @@ class RankProcesses:
                     pass
                 rank.go_on_after_end()
                 if rank.report is not None:
-                    self._print_progress(f"rank {rank.report.rank}: done, {verdict(rank.report)}")
+                    self._print_progress(f"rank {rank.report.rank}: done, {verdict(rank_report(rank.report))}")
         for rank in self._running():
             if rank.awaits is not None:
                 answer = self._answer(rank.awaits)

@@ -1,18 +1,21 @@
-"""The report of the command line, as text and as HTML."""
+"""The report of the command line, as text and as HTML, from the content of the JSON report (`json_report.py`)."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from ..fake.assumed_values import INTEGER, KINDS, SHAPE
+from ..memory.plots import page_of
 from ..memory.reports import in_units
 from .progress import FORWARD
-from .running import DevicePeak, RankReport
 
-__all__ = ["fits", "html_report", "text_report", "verdict"]
+__all__ = ["fits", "html_report", "html_tables", "operations", "text_report", "verdict"]
 
 Row = Sequence[object]
+Content: TypeAlias = Mapping[str, Any]
 
 MOST_FILES = 20
 
@@ -26,24 +29,26 @@ def operations(flops: float) -> str:
     return f"{flops:.4g} PFLOP"
 
 
-def fits(report: RankReport) -> bool:
+def fits(rank: Content) -> bool:
     """Return true if the rank fits and has reached its goal."""
-    return report.outcome == "fits"
+    return bool(rank["outcome"] == "fits")
 
 
-def verdict(report: RankReport) -> str:
+def verdict(rank: Content) -> str:
     """Return the outcome of a rank, the number of its steps, and its duration."""
-    if report.exit_code and not (report.error or report.mismatches):
-        outcome = f"the program exited with code {report.exit_code},"
+    if rank["program_exit_code"] and not (rank["error"] or rank["mismatches"]):
+        outcome = f"the program exited with code {rank['program_exit_code']},"
     else:
-        outcome = {"failed": "the program failed,", "too few": "ended after"}.get(report.outcome, f"{report.outcome},")
-    return f"{outcome} {_amount(report)} in {report.seconds:.1f} s"
+        outcome = {"failed": "the program failed,", "too few": "ended after"}.get(
+            rank["outcome"], f"{rank['outcome']},"
+        )
+    return f"{outcome} {_amount(rank)} in {rank['seconds']:.1f} s"
 
 
-def _amount(report: RankReport) -> str:
-    if report.goal.count is None:
-        return f"{_count(report.made, report.goal.unit)} to its end"
-    return f"{report.made} of {_count(report.goal.count, report.goal.unit)}"
+def _amount(rank: Content) -> str:
+    if rank["requested"] is None:
+        return f"{_count(rank['completed'], rank['unit'])} to its end"
+    return f"{rank['completed']} of {_count(rank['requested'], rank['unit'])}"
 
 
 def _count(number: int, unit: str) -> str:
@@ -51,126 +56,130 @@ def _count(number: int, unit: str) -> str:
     return f"{number} {unit if number == 1 else plural}"
 
 
-def _advice(report: RankReport) -> str:
+def _advice(rank: Content) -> str:
     """Return advice for a program that ended before its goal."""
-    passes = f"{_count(report.forwards, FORWARD)} and {_count(report.backwards, 'backward pass')}"
+    passes = f"{_count(rank['forward_passes'], FORWARD)} and {_count(rank['backward_passes'], 'backward pass')}"
     ended = f"The program ended after {passes}, so the memory below may be less than the job needs. "
-    if report.goal.unit == FORWARD:
-        return ended + f"Use --forwards {report.forwards or 1}, or --to-end to accept any number."
-    if report.made:
-        return ended + f"Use --steps {report.made}, or give it more data, or use --to-end to accept any number."
+    if rank["unit"] == FORWARD:
+        return ended + f"Use --forwards {rank['forward_passes'] or 1}, or --to-end to accept any number."
+    if rank["completed"]:
+        return ended + f"Use --steps {rank['completed']}, or give it more data, or use --to-end to accept any number."
     return ended + (
         "A step needs calls of a torch.optim.Optimizer. Use --forwards N for inference and for programs that update "
         "parameters themselves, or --to-end to accept any number."
     )
 
 
-def _tables(report: RankReport) -> Iterable[tuple[str, Row, list[Row]]]:
+def _tables(rank: Content) -> Iterable[tuple[str, Row, list[Row]]]:
     """Return the tables of a report: titles, headings and rows."""
     yield (
         "Memory",
         ("device", "allocated", "reserved", "total", "headroom"),
-        [_memory_row(peak) for peak in report.peaks],
+        [_memory_row(device) for device in rank["devices"]],
     )
-    for peak in report.peaks:
-        total = max(peak.allocated, 1)
+    for device in rank["devices"]:
+        total = max(device["peak_allocated"], 1)
         yield (
-            f"At the peak of {peak.device}",
+            f"At the peak of {device['device']}",
             ("category", "bytes", "share"),
             [
                 *(
                     (name, in_units(nbytes), f"{100 * nbytes / total:.1f} %")
-                    for name, nbytes in sorted(peak.by_category.items(), key=lambda item: -item[1])
+                    for name, nbytes in sorted(device["categories"].items(), key=lambda item: -item[1])
                 ),
-                ("fragmentation", in_units(peak.fragmentation), ""),
+                ("fragmentation", in_units(device["fragmentation"]), ""),
             ],
         )
         yield (
-            f"Largest tensors of {peak.device}",
+            f"Largest tensors of {device['device']}",
             ("bytes", "category", "name", "line"),
-            [(in_units(size), category, title, line) for size, category, title, line in peak.largest[:10]],
+            [(in_units(one["bytes"]), one["category"], one["name"], one["line"]) for one in device["largest"][:10]],
         )
     yield (
         "Collectives",
         ("phase", "group", "ranks", "operator", "calls", "sent", "received"),
         [
             (
-                row.phase,
-                row.group,
-                row.group_size,
-                row.operator,
-                row.calls,
-                in_units(row.bytes_sent),
-                in_units(row.bytes_received),
+                row["phase"],
+                row["group"],
+                row["group_size"],
+                row["operator"],
+                row["calls"],
+                in_units(row["bytes_sent"]),
+                in_units(row["bytes_received"]),
             )
-            for row in report.collectives
+            for row in rank["collectives"]
         ],
     )
     yield (
         "Files that the program would have changed",
         ("path", "change", "bytes"),
-        _file_rows(report),
+        _file_rows(rank),
     )
-    if report.values:
+    if rank["values"]:
         yield (
             "Reads of values that do not exist, and the answers",
             ("count", "answer", "policy", "line", "reader"),
             [
-                (site.count, site.answer, site.policy, site.line, site.reader)
-                for site in sorted(report.values, key=lambda site: KINDS.index(site.kind))
+                (site["count"], site["answer"], site["policy"], site["line"], site["reader"])
+                for site in sorted(rank["values"], key=lambda site: KINDS.index(site["kind"]))
             ],
         )
 
 
-def _file_rows(report: RankReport) -> list[Row]:
+def _file_rows(rank: Content) -> list[Row]:
     rows: list[Row] = [
-        (change.path, change.what, "" if change.what == "removed" else in_units(change.nbytes))
-        for change in report.files[:MOST_FILES]
+        (change["path"], change["change"], "" if change["change"] == "removed" else in_units(change["bytes"]))
+        for change in rank["files"][:MOST_FILES]
     ]
-    more = len(report.files) - MOST_FILES
+    more = len(rank["files"]) - MOST_FILES
     return [*rows, (f"and {more} more", "", "")] if more > 0 else rows
 
 
-def _memory_row(peak: DevicePeak) -> Row:
-    left = f"{in_units(peak.headroom)} ({100 * peak.headroom / peak.total:.1f} %)" if peak.total else ""
-    total = in_units(peak.total) if peak.total else ""
-    return peak.device, in_units(peak.allocated), in_units(peak.reserved), total, left
+def _memory_row(device: Content) -> Row:
+    left = (
+        f"{in_units(device['headroom'])} ({100 * device['headroom'] / device['total']:.1f} %)"
+        if device["total"]
+        else ""
+    )
+    total = in_units(device["total"]) if device["total"] else ""
+    return device["device"], in_units(device["peak_allocated"]), in_units(device["peak_reserved"]), total, left
 
 
-def _summary(report: RankReport, size: int) -> list[str]:
-    lines = [f"rank {report.rank} of {size}: {verdict(report)}{_assumptions(report)}"]
-    if report.flops is not None:
-        lines.append(f"{operations(report.flops)} in a {report.goal.unit}")
-    if report.flops_error:
-        lines.append(f"The floating-point operations were not counted: {report.flops_error}.")
-    if report.outcome == "too few":
-        lines.append(_advice(report))
-    if report.out_of_memory:
-        lines.append(report.out_of_memory)
-    lines += report.mismatches
-    lines += _policies(report)
-    lines += report.remarks
+def _summary(rank: Content, size: int) -> list[str]:
+    lines = [f"rank {rank['rank']} of {size}: {verdict(rank)}{_assumptions(rank)}"]
+    if rank["flops"] is not None:
+        lines.append(f"{operations(rank['flops'])} in a {rank['unit']}")
+    if rank["flops_error"]:
+        lines.append(f"The floating-point operations were not counted: {rank['flops_error']}.")
+    if rank["outcome"] == "too few":
+        lines.append(_advice(rank))
+    if rank["out_of_memory"]:
+        lines.append(rank["out_of_memory"])
+    lines += rank["mismatches"]
+    lines += _policies(rank)
+    lines += rank["remarks"]
     return lines
 
 
-def _policies(report: RankReport) -> list[str]:
+def _policies(rank: Content) -> list[str]:
     """Return the policies for values that sizes depend on."""
-    shapes = [site for site in report.values if site.policy and site.kind in (SHAPE, INTEGER)]
-    named = sorted({policy for site in shapes for policy in site.policy.split(", ")})
+    shapes = [site for site in rank["values"] if site["policy"] and site["kind"] in (SHAPE, INTEGER)]
+    named = sorted({policy for site in shapes for policy in site["policy"].split(", ")})
     return [f"Sizes depend on {' and '.join(named)}: see --values for other policies."] if named else []
 
 
-def _assumptions(report: RankReport) -> str:
+def _assumptions(rank: Content) -> str:
     """Return the numbers of assumed values, which may differ in the job."""
-    counts = {kind: sum(site.count for site in report.values if site.kind == kind) for kind in KINDS}
+    counts = {kind: sum(site["count"] for site in rank["values"] if site["kind"] == kind) for kind in KINDS}
     shown = ", ".join(_count(count, kind) for kind, count in counts.items() if count)
     return f", assuming {shown}" if shown else ""
 
 
-def text_report(report: RankReport, size: int) -> str:
+def text_report(rank: Content, size: int) -> str:
     """Return the report of one rank for a terminal. The first line is a summary."""
-    parts = ["\n".join(_summary(report, size))]
-    for title, headings, rows in _tables(report):
+    parts = ["\n".join(_summary(rank, size))]
+    for title, headings, rows in _tables(rank):
         if rows:
             parts.append(f"{title}\n{_text_table(headings, rows)}")
     return "\n\n".join(parts)
@@ -193,28 +202,41 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; }
 """
 
 
-def html_report(reports: Sequence[RankReport], size: int, command: str, notes: Sequence[str] = ()) -> str:
-    """Return the reports of all ranks as a self-contained HTML document; `notes` are about other ranks."""
-    paragraphs = [f"<p class=fails>{html.escape(note)}</p>" for note in notes]
-    body = "\n".join([*paragraphs, *(_section(report, size) for report in reports)])
+def html_report(report: Content) -> str:
+    """Return the reports of all ranks as a self-contained HTML document."""
+    size = report["world_size"]
+    paragraphs = [f"<p class=fails>{html.escape(note)}</p>" for note in report["other_mismatches"]]
+    body = "\n".join([*paragraphs, *(_section(rank, size) for rank in report["ranks"])])
+    command = html.escape(shlex.join(report["program"]))
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Dry run</title><style>{STYLE}</style>"
-        f"<body><h1>Dry run of {_count(size, 'rank')}</h1><pre>{html.escape(command)}</pre>{body}</body></html>"
+        f"<body><h1>Dry run of {_count(size, 'rank')}</h1><pre>{command}</pre>{body}</body></html>"
     )
 
 
-def _section(report: RankReport, size: int) -> str:
-    first, *others = _summary(report, size)
-    state = "fits" if fits(report) else "fails"
-    parts = [f"<h2 class={state}>{html.escape(first)}</h2>", *(f"<p>{html.escape(line)}</p>" for line in others)]
-    if report.error:
-        parts.append(f"<pre>{html.escape(report.error)}</pre>")
-    for title, headings, rows in _tables(report):
-        if rows:
-            parts.append(f"<h3>{html.escape(title)}</h3>{_html_table(headings, rows)}")
-    if report.memory_html:
-        parts.append(f'<h3>Memory over time</h3><iframe srcdoc="{html.escape(report.memory_html)}"></iframe>')
+def html_tables(report: Content) -> str:
+    """Return the reports of all ranks as HTML for a notebook, without the plots."""
+    return "\n".join(part for rank in report["ranks"] for part in _parts(rank, report["world_size"]))
+
+
+def _section(rank: Content, size: int) -> str:
+    parts = list(_parts(rank, size))
+    if rank.get("timeline"):  # older reports have no timeline
+        page = html.escape(page_of(rank["timeline"]))
+        parts.append(f'<h3>Memory over time</h3><iframe srcdoc="{page}"></iframe>')
     return "\n".join(parts)
+
+
+def _parts(rank: Content, size: int) -> Iterator[str]:
+    """Yield the summary and the tables of a rank."""
+    first, *others = _summary(rank, size)
+    yield f"<h2 class={'fits' if fits(rank) else 'fails'}>{html.escape(first)}</h2>"
+    yield from (f"<p>{html.escape(line)}</p>" for line in others)
+    if rank["error"]:
+        yield f"<pre>{html.escape(rank['error'])}</pre>"
+    for title, headings, rows in _tables(rank):
+        if rows:
+            yield f"<h3>{html.escape(title)}</h3>{_html_table(headings, rows)}"
 
 
 def _html_table(headings: Row, rows: list[Row]) -> str:

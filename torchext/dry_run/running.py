@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from ..fake.assumed_values import AssumedValue
 from ..fake.gpus import FakeGPU
 from ..memory import PINNED, TrackedMemory, track_memory
 from ..memory.states import summed
+from ..tools.source_lines import code_at
 from .collectives import GroupSummary, peers_of, summarize_phases
 from .files import Change
 from .files.refusals import about_refusal
@@ -87,7 +89,8 @@ class RankReport:
         remarks: The differences between the dry run and the program.
         mismatches: Errors about messages whose sizes differ between sender and receiver, as far as both ranks have run.
         seconds: The duration, without starting Python.
-        memory_html: An HTML plot of the memory over time.
+        code: The source code of the lines of `peaks`.
+        timeline: The busiest device over time, as `TrackedMemory.curve()` returns it; empty without memory.
     """
 
     rank: int
@@ -109,7 +112,8 @@ class RankReport:
     remarks: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    memory_html: str = ""
+    code: dict[str, str] = field(default_factory=dict)
+    timeline: dict[str, Any] = field(default_factory=dict)
 
     @property
     def has_enough(self) -> bool:
@@ -286,9 +290,10 @@ def _describe(report: RankReport, job: World, memory: TrackedMemory, progress: P
     report.forwards, report.backwards = progress.forwards, progress.backwards
     report.peaks = [_describe_device(memory, place, job.gpu) for place in memory.places]
     report.peaks.sort(key=lambda peak: HOST.get(peak.device, 0))
+    report.code = {line: code_at(line) for peak in report.peaks for line in peak.by_line}
     busiest = max(report.peaks, key=lambda peak: (peak.device not in HOST, peak.allocated), default=None)
     if busiest is not None:
-        report.memory_html = _memory_html(memory, busiest.device)
+        report.timeline = memory.curve(busiest.device)
 
 
 def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) -> DevicePeak:
@@ -305,12 +310,3 @@ def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) ->
         by_line=summed([a for a in allocations if a.line], lambda allocation: allocation.line),
         largest=[(a.size, a.category.label, a.title, a.line) for a in allocations[:20]],
     )
-
-
-def _memory_html(memory: TrackedMemory, device: str) -> str:
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "memory.html"
-        memory.plot(path, device)
-        return path.read_text()

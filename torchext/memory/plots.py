@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from .categories import Category
 from .reports import in_units
 from .states import Allocation, MemoryState
 
-__all__ = ["page_of", "plot"]
+__all__ = ["curve_of", "page_of", "plot"]
 
 # From the bottom up: constant memory first, the most variable on top.
 ORDER = [
@@ -55,7 +55,7 @@ def plot(path: Path, states: list[MemoryState], peak: MemoryState, allocations_a
         allocations_at: Returns the allocations alive after an event, the largest first.
     """
     if path.suffix == ".html":
-        path.write_text(page_of(states, peak, allocations_at), encoding="utf-8")
+        path.write_text(page_of(curve_of(states, peak, allocations_at)), encoding="utf-8")
     elif path.suffix in (".svg", ".png"):
         _draw(path, states)
     else:
@@ -96,26 +96,36 @@ def _draw(path: Path, states: list[MemoryState]) -> None:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def page_of(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> str:
-    """Return a self-contained HTML report: the curve, and the holders of memory at the moment under the cursor."""
-    data = {
+def page_of(curve: Mapping[str, Any]) -> str:
+    """Return a self-contained HTML report: the curve, and the holders of memory at the moment under the cursor.
+
+    Args:
+        curve: The result of `curve_of()`.
+    """
+    text = json.dumps(curve, separators=(",", ":")).replace("</", "<\\/")
+    title = f"Memory of {curve['device']}: {in_units(curve['peak_allocated'])} at the peak"
+    page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    return page.replace("@TITLE@", html.escape(title)).replace("@DATA@", text)
+
+
+def curve_of(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> dict[str, Any]:
+    """Return the data of the HTML report, as values that `json.dumps()` takes. The arguments are those of `plot()`."""
+    return {
         "device": peak.device,
+        "peak_allocated": peak.allocated,
         "categories": [
             *({"name": category.label, "color": COLORS[category]} for category in ORDER),
             {"name": UNUSED, "color": COLOR_OF_UNUSED},
         ],
         "points": [_point(state) for state in states],
+        "seconds": [round(state.seconds, 6) for state in states],
         "details": _details(states, peak, allocations_at),
     }
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    title = f"Memory of {peak.device}: {in_units(peak.allocated)} at the peak"
-    page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return page.replace("@TITLE@", html.escape(title)).replace("@DATA@", text)
 
 
-def _point(state: MemoryState) -> list[float]:
+def _point(state: MemoryState) -> list[int]:
     used = [state.by_category[category] for category in ORDER]
-    return [state.event, round(state.seconds, 6), state.reserved, *used, state.fragmentation]
+    return [state.event, state.reserved, *used, state.fragmentation]
 
 
 def _details(states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> dict[str, Any]:

@@ -159,6 +159,16 @@ class TrackedMemory:
             lambda event: self.allocations(peak.device, at=event),
         )
 
+    def curve(self, device: torch.device | str | None = None) -> dict[str, Any]:
+        """Return the data of the HTML report of `plot()` as builtin types, for JSON.
+
+        Raises:
+            ValueError: Nothing was allocated on `device`.
+        """
+        peak = self.peak_allocated(device)
+        states = self.timeline(peak.device, POINTS)
+        return plots.curve_of(states, peak, lambda event: self.allocations(peak.device, at=event))
+
     def save_snapshot(self, path: str | Path) -> None:
         """Save a pickle of all CUDA devices for PyTorch's memory viewer (pytorch.org/memory_viz)."""
         segments = _C.cuda_memory_segments() if _C.fake_cuda_devices() else []

@@ -1,0 +1,258 @@
+"""The differences between two reports: peaks, categories, modules, source lines, collectives and operations.
+
+The key `comparison` of the JSON report is `Comparison.to_dict()`:
+
+    notes: reasons why the runs are not alike, such as another GPU or a rank that only one of the reports has
+    ranks: a list, in the order of the runs:
+        rank
+        devices: a list of device, peak_reserved, peak_allocated, categories, modules, lines
+        collectives: bytes sent and received, by phase, group and operator
+        flops: a list with at most one entry
+
+Each difference has name, base, head (numbers, 0 if missing), growth (head - base), change ("added", "removed", "grown",
+"shrunk" or "equal") and code (of a source line). Lists leave out equal numbers. The largest change is first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from ..tools.results import plain
+from ..tools.sizes import bytes_of
+from ..tools.source_lines import source_line
+from .differences import DeviceComparison, Difference, RankComparison
+from .report import Report
+
+__all__ = ["Comparison", "Limit", "compare"]
+
+Numbers: TypeAlias = Mapping[str, int]
+Pair: TypeAlias = tuple[str, str]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences between two reports. Prints as text.
+
+    Attributes:
+        ranks: The ranks that both reports have.
+        notes: The reasons why the runs are not alike.
+    """
+
+    ranks: tuple[RankComparison, ...]
+    notes: tuple[str, ...] = ()
+
+    def exceeds(self, limit: Limit) -> bool:
+        """Return true if a peak grew by more than `limit`."""
+        return any(limit.is_exceeded_by(peak) for rank in self.ranks for peak in rank.peaks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the differences as builtin types, for JSON."""
+        found: dict[str, Any] = plain({"notes": self.notes, "ranks": self.ranks})
+        return found
+
+    def to_markdown(self) -> str:
+        """Return the differences as Markdown, for a comment on a pull request."""
+        from .comparison_tables import markdown
+
+        return markdown(self.notes, self.ranks)
+
+    def __str__(self) -> str:
+        from .comparison_tables import text
+
+        return text(self.notes, self.ranks)
+
+    def _repr_html_(self) -> str:
+        from .comparison_tables import html_tables
+
+        return html_tables(self.notes, self.ranks)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The growth of a peak that is accepted.
+
+    Attributes:
+        amount: A number of bytes, or of percent of the base.
+        is_percent: Whether it is percent.
+    """
+
+    amount: float
+    is_percent: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """Return the limit for a text such as `1%` or `100MiB`.
+
+        Raises:
+            ValueError: `text` is neither a percentage nor a size.
+        """
+        percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+        try:
+            return cls(float(percent[1]), True) if percent else cls(bytes_of(text, "limit"))
+        except ValueError:
+            raise ValueError(f"expected a percentage such as 1%, or a size such as 100MiB, got {text!r}") from None
+
+    def is_exceeded_by(self, peak: Difference) -> bool:
+        """Return true if `peak` grew by more than this."""
+        return peak.growth > (peak.base * self.amount / 100 if self.is_percent else self.amount)
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} %" if self.is_percent else f"{self.amount:.0f} bytes"
+
+
+def compare(base: Report, head: Report) -> Comparison:
+    """Return the differences between two reports of a program.
+
+    Lines are compared by file, function, code and bytes, so lines below an inserted line are not reported as new. Paths
+    are relative to the folders in which the reports were made.
+
+    Args:
+        base: The old report.
+        head: The new report.
+
+    Raises:
+        ValueError: The reports have no rank in common.
+    """
+    old, new = base.to_dict(), head.to_dict()
+    olds = {rank["rank"]: rank for rank in old["ranks"]}
+    both = [rank for rank in new["ranks"] if rank["rank"] in olds]
+    if not both:
+        raise ValueError(f"the reports have no rank in common: the base has {base.ranks}, the new one {head.ranks}")
+    folders = old.get("folder", ""), new.get("folder", "")
+    compared = tuple(_compare_rank(olds[rank["rank"]], rank, folders) for rank in both)
+    return Comparison(compared, tuple(_notes(old, new, olds)))
+
+
+def _notes(old: dict[str, Any], new: dict[str, Any], olds: dict[int, Any]) -> Iterator[str]:
+    for key in ("program", "world_size", "per_node", "values", "gpu", "versions"):
+        if old.get(key) != new.get(key):
+            yield f"The reports differ in {key}: {_short(old.get(key), new.get(key))}."
+    for rank in new["ranks"]:
+        number = rank["rank"]
+        if number not in olds:
+            yield f"Rank {number} is not in the base."
+            continue
+        for one, name in ((olds[number], "base"), (rank, "new report")):
+            if one["outcome"] not in ("fits", "does not fit"):
+                yield f"Rank {number} did not reach its goal in the {name}, so its peaks may be too small."
+        goals = [f"{one['requested'] or 'all'} {one['unit']}" for one in (olds[number], rank)]
+        if goals[0] != goals[1]:
+            yield f"Rank {number} ran another number of steps or forward passes: {goals[0]} before, {goals[1]} now."
+    for number in sorted(olds.keys() - {rank["rank"] for rank in new["ranks"]}):
+        yield f"Rank {number} is only in the base."
+
+
+def _short(old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return ", ".join(f"{key} {old.get(key)} before, {new.get(key)} now" for key in keys)
+    old, new = (" ".join(one) if isinstance(one, list) else one for one in (old, new))
+    return f"{old} before, {new} now"
+
+
+def _compare_rank(old: dict[str, Any], new: dict[str, Any], folders: Pair) -> RankComparison:
+    def compare_device(name: str) -> DeviceComparison:
+        before, after = olds.get(name, {}), news.get(name, {})
+        lines = _lines_of(before, old, folders[0]), _lines_of(after, new, folders[1])
+        return _compare_device(name, before, after, _line_differences(*lines))
+
+    olds, news = ({device["device"]: device for device in rank["devices"]} for rank in (old, new))
+    names = [*news, *(name for name in olds if name not in news)]
+    flops = [] if None in (old["flops"], new["flops"]) else [Difference(new["unit"], old["flops"], new["flops"])]
+    return RankComparison(
+        rank=new["rank"],
+        devices=tuple(map(compare_device, names)),
+        collectives=_differences(_traffic(old), _traffic(new)),
+        flops=_largest_first(flops),
+    )
+
+
+def _traffic(rank: dict[str, Any]) -> Numbers:
+    """Return the bytes sent and received, by phase, group and operator."""
+    found: dict[str, int] = {}
+    for row in rank["collectives"]:
+        name = f"{row['phase']}: {row['operator']} in {row['group']}"
+        found[name] = found.get(name, 0) + row["bytes_sent"] + row["bytes_received"]
+    return found
+
+
+def _compare_device(
+    name: str, old: Mapping[str, Any], new: Mapping[str, Any], lines: tuple[Difference, ...]
+) -> DeviceComparison:
+    return DeviceComparison(
+        device=name,
+        is_gpu=bool(new.get("total") or old.get("total")),
+        peak_reserved=Difference("peak reserved", old.get("peak_reserved", 0), new.get("peak_reserved", 0)),
+        peak_allocated=Difference("peak allocated", old.get("peak_allocated", 0), new.get("peak_allocated", 0)),
+        categories=_differences(old.get("categories", {}), new.get("categories", {})),
+        modules=_differences(old.get("modules", {}), new.get("modules", {})),
+        lines=lines,
+    )
+
+
+def _differences(old: Numbers, new: Numbers) -> tuple[Difference, ...]:
+    return _largest_first(Difference(name, old.get(name, 0), new.get(name, 0)) for name in {**old, **new})
+
+
+def _largest_first(found: Iterable[Difference]) -> tuple[Difference, ...]:
+    changed = (one for one in found if one.growth)
+    return tuple(sorted(changed, key=lambda one: (-abs(one.growth), one.name, one.base)))
+
+
+# ---- Source lines ----
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The source lines of a device: bytes and code by line, with paths relative to the folder of the report."""
+
+    nbytes: Numbers
+    code: Mapping[str, str]
+
+
+def _lines_of(device: Mapping[str, Any], rank: Mapping[str, Any], folder: str) -> _Lines:
+    def inside(lines: Mapping[str, T]) -> dict[str, T]:
+        return {line.removeprefix(f"{folder.rstrip('/')}/") if folder else line: lines[line] for line in lines}
+
+    return _Lines(inside(device.get("lines", {})), inside(rank.get("code", {})))
+
+
+def _line_differences(old: _Lines, new: _Lines) -> tuple[Difference, ...]:
+    """Return the differences of lines, which may have moved within their functions.
+
+    Lines are paired in this order: equal lines, lines with equal code, lines with equal bytes, lines with equal
+    numbers, and the remaining lines of a function if both reports have as many.
+    """
+    olds, news = dict.fromkeys(old.nbytes), dict.fromkeys(new.nbytes)
+    found: list[Difference] = []
+
+    def pair(key: Callable[[_Lines, str], object], *, is_whole: bool = False) -> None:
+        groups: dict[object, tuple[list[str], list[str]]] = {}
+        for side, (lines, left) in enumerate(((old, olds), (new, news))):
+            for line in sorted(left, key=lambda line: (source_line(line).number, line)):
+                groups.setdefault((_function(line), key(lines, line)), ([], []))[side].append(line)
+        for befores, afters in groups.values():
+            if not is_whole or len(befores) == len(afters):
+                for before, after in zip(befores, afters, strict=False):
+                    del olds[before], news[after]
+                    found.append(Difference(after, old.nbytes[before], new.nbytes[after], new.code.get(after, "")))
+
+    pair(lambda lines, line: (line, lines.code.get(line), lines.nbytes[line]))
+    pair(lambda lines, line: (lines.code.get(line) or (line, id(lines)), lines.nbytes[line]))
+    pair(lambda lines, line: lines.code.get(line) or (line, id(lines)))
+    pair(lambda lines, line: lines.nbytes[line])
+    pair(lambda lines, line: line)
+    pair(lambda lines, line: None, is_whole=True)
+    found += (Difference(line, old.nbytes[line], 0, old.code.get(line, "")) for line in olds)
+    found += (Difference(line, 0, new.nbytes[line], new.code.get(line, "")) for line in news)
+    return _largest_first(found)
+
+
+def _function(line: str) -> tuple[str, str]:
+    place = source_line(line)
+    return place.file, place.function
