@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -339,3 +342,28 @@ def test_flags_that_make_no_sense_are_refused(
     with pytest.raises(SystemExit, match="2"):
         main(["dry-run", *arguments, "--", "train.py"])
     assert message in capsys.readouterr().err
+
+
+def test_recipe_compares_two_commits(tmp_path: Path) -> None:
+    """The recipe for CI, on two commits of a repository: the second one has a regression."""
+    root, repository, out = Path(__file__).parents[2], tmp_path / "repository", tmp_path / "out"
+    recipe = root / "examples" / "ci" / "watch_the_peak.sh"
+    repository.mkdir()
+    out.mkdir()
+    paths = {"OUT": str(out), "TORCHEXT": f"{sys.executable} -m torchext", "PYTHONPATH": str(root)}
+    people = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+    def run(*command: str) -> int:
+        return subprocess.run(command, cwd=repository, env=os.environ | paths | people, check=False).returncode
+
+    train = repository / "train.py"
+    train.write_text(dedent(TRAIN))
+    assert run("git", "init", "-q") == run("git", "add", "train.py") == run("git", "commit", "-qm", "Train") == 0
+    edit(train, *UPCAST)
+    assert run("git", "commit", "-qam", "Compute the loss in float32") == 0
+    assert run(str(recipe), "HEAD~1", "HEAD", "--", "train.py") == 5
+    assert (
+        "| added | 0 B | 32.00 MiB | +32.00 MiB | `train.py:30 in <module>`" in (out / "comment.markdown").read_text()
+    )
+    assert load_report(out / "head.json").exit_code == 5
+    assert {path.name for path in out.iterdir()} == {"base.json", "head.json", "comment.markdown"}

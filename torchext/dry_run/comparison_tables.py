@@ -96,7 +96,7 @@ def _row(one: Difference) -> tuple[int, int, int]:
 
 
 def _tables(ranks: Ranks) -> Iterator[tuple[str, Table]]:
-    """Yield titles and tables of what has changed."""
+    """Yield titles and tables of the changes."""
     for rank in ranks:
         for device in rank.devices:
             where = f"at the peak of {device.device} on rank {rank.rank}"
