@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 INTERRUPTED = 130  # as shells report SIGINT
+BROKEN_PIPE = 141  # as shells report SIGPIPE
 STDOUT = Path("-")
 STDERR = 2  # the file descriptor
 SCHEMA = 1
@@ -162,12 +163,18 @@ def log_to_stderr() -> None:
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
     """Parse the arguments, by default those of the process, run the command in `options.run`, and return its code."""
-    options = parser.parse_args(arguments)
-    if options.verbose:
-        log_to_stderr()
     try:
-        code: int = options.run(options)
+        try:
+            options = parser.parse_args(arguments)
+            if options.verbose:
+                log_to_stderr()
+            code: int = options.run(options)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"\n{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout has ended, as in `torchext env | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again when it exits
+        return BROKEN_PIPE
     return code

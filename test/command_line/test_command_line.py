@@ -79,6 +79,21 @@ def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr().err == "\ntorchext: interrupted\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["env"], ["route", "aten::add.Tensor"], ["checkpoint", "torch.nn:Linear", "--args", "2", "2", "--plan"]],
+)
+def test_closed_pipe_ends_the_command_without_traceback(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "torchext", *arguments]
+        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
 def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert terminal.colored("fits", "green", Terminal()) == "\x1b[32mfits\x1b[0m"

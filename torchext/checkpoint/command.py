@@ -76,6 +76,8 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     except MemoryError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return DOES_NOT_FIT
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return DOES_NOT_FIT if error.errno in (errno.ENOSPC, errno.EDQUOT) else FAILED
