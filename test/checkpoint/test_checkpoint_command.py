@@ -31,6 +31,15 @@ def made_before():
 def a_number():
     return 5
 
+def failing(name):
+    return _fail(name)
+
+def _fail(name):
+    raise {"type": TypeError, "key": KeyError, "runtime": RuntimeError, "import": ImportError}[name]("no weights")
+
+def too_large():
+    raise MemoryError("no memory")
+
 def orthogonal():
     return nn.ParameterDict({"w": nn.init.orthogonal_(torch.empty(900, 900))})
 """
@@ -106,7 +115,7 @@ MISUSES = {
         ["{module}:build", "--dtype", "float12"],
         "expected a dtype of PyTorch such as bfloat16, got 'float12'. Did you mean float32",
     ),
-    "no size": (["{module}:build", "--max-memory", "much"], "`--max-memory` takes a size such as"),
+    "no size": (["{module}:build", "--max-memory", "much"], "`--max-memory` expects a size such as"),
     "no workers": (["{module}:build", "--workers", "0"], "--workers: expected at least 1, got 0"),
     "an order of arguments": (
         ["{module}:build", "--args", "width=3", "4"],
@@ -115,6 +124,12 @@ MISUSES = {
     "a module with a typo": (["mat:build"], "the module 'mat' does not exist. Did you mean math"),
     "a function with a typo": (["{module}:biuld"], "has no attribute 'biuld'. Did you mean build?"),
     "a function after --args": (["--args", "3", "{module}:build"], "give MODULE:FUNCTION before --args"),
+    "a file": (["{module}.py:build"], "expected the name of a module, got a file. Did you mean {module}:build?"),
+    "an unknown name": (
+        ["{module}:build", "--args", "widht=3"],
+        "--args: got an unexpected keyword argument 'widht'. Did you mean width?",
+    ),
+    "too many values": (["{module}:build", "--args", "1", "2", "3"], "--args: too many positional arguments"),
     "no config": (["--hf", "/no/such/folder"], "--hf: '/no/such/folder' has no config.json"),
 }
 
@@ -161,11 +176,60 @@ def test_program_that_does_not_fit_has_a_separate_exit_code(
     usage = folders.shutil._ntuple_diskusage(10, 10, 10)  # type: ignore[attr-defined]
     monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
     assert main([f"{module}:build", *out]) == 3
-    assert "No space left on device" in capsys.readouterr().err
+    assert f"{tmp_path / 'out'}: No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size", "function", "message"),
+    [
+        ("10B", "build", "--max-memory: expected at least 4.0 MiB, got 10B"),
+        ("4MiB", "orthogonal", "but --max-memory is 4.0 MiB. Increase it"),
+        ("1GiB", "too_large", "no memory"),
+    ],
+)
+def test_too_little_memory_has_a_separate_exit_code(
+    size: str, function: str, message: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"{module}:{function}", "--out", str(tmp_path / "out"), "--max-memory", size, "--quiet"]) == 3
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["type", "key", "runtime", "import"])
+def test_errors_of_the_constructor_have_its_traceback(
+    kind: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"{module}:failing", "--out", str(tmp_path / "out"), "--args", kind]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    files = [line for line in lines if line.startswith("  File ")]
+    assert [line.rpartition(" ")[2] for line in files] == ["failing", "_fail"]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "no weights" in lines[-2]
+    assert lines[-1].endswith(": constructing the model failed")
+
+
+def test_errors_of_the_module_have_its_traceback(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{module}_broken.py").write_text("raise KeyError('no settings')")
+    assert main([f"{module}_broken:build", "--out", str(tmp_path / "out")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].endswith(f'{module}_broken.py", line 1, in <module>')
+    assert lines[-2:] == ["KeyError: 'no settings'", f"python -m torchext.checkpoint: importing {module}_broken failed"]
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.bin"])
+def test_files_of_other_kinds_are_refused(
+    name: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"{module}:build", "--out", str(tmp_path / name)]) == 2
+    assert "--out must be a folder, or a file that ends in `.safetensors`, got '/" in capsys.readouterr().err
 
 
 def test_existing_files_are_an_error(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [f"{module}:build", "--out", str(tmp_path / "model.safetensors"), "--quiet"]
     assert main(arguments) == 0
     assert main(arguments) == 1
-    assert "The files exist already" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f"python -m torchext.checkpoint: {tmp_path}: The files exist already. Remove them, choose another place, or "
+        "resume an interrupted call with --resume: model.safetensors\n"
+    )

@@ -238,6 +238,15 @@ def test_arguments_out_of_range_are_refused(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".safetensor"])
+def test_files_of_other_kinds_are_refused(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"`path` must be a folder, or a file that ends in `\.safetensors`, got '/.*a\."
+    ):
+        save_safetensors(deferred_init(plain), tmp_path / f"a{suffix}")
+    assert not any(tmp_path.iterdir())
+
+
 def test_fakes_without_a_recording_are_refused(tmp_path: Path) -> None:
     from torchext.fake import fake_mode
 

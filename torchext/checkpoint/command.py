@@ -7,12 +7,14 @@ import ast
 import errno
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ from .. import _C, terminal
 from ..deferred_init import deferred_init, is_deferred
 from ..tools.sizes import bytes_of, readable
 from .contents import SUFFIX
-from .saving import Plan, plan_checkpoint, save_safetensors
+from .saving import LEAST_MEMORY, Plan, check_target, plan_checkpoint, save_safetensors
 
 __all__ = ["configure", "main"]
 
@@ -48,8 +50,24 @@ PROBE = 64 << 20
 """The number of bytes that --plan writes to measure the disk."""
 
 
+# The flags for arguments of `save_safetensors()`, as errors name them.
+FLAGS = {
+    "`max_memory`": "--max-memory",
+    "`max_shard_size`": "--max-shard-size",
+    "`path`": "--out",
+    "`dtype`": "--dtype",
+    "`resume=True`": "--resume",
+}
+# The beginnings of the names of files whose frames call the function of the user: this package and the import system.
+CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen importlib", str(Path(importlib.__file__).parent))
+
+
 class MisuseError(Exception):
     """An error in the arguments."""
+
+
+class ProgramError(Exception):
+    """An error in the code of the user; its cause is the error."""
 
 
 class _Model(NamedTuple):
@@ -73,20 +91,40 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     except MisuseError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return MISUSED
+    except ProgramError as error:
+        assert error.__cause__ is not None
+        print(f"{_traceback_of(error.__cause__)}{parser.prog}: {error}", file=sys.stderr)
+        return FAILED
     except MemoryError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {_with_flags(str(error))}", file=sys.stderr)
         return DOES_NOT_FIT
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print(f"{parser.prog}: {_with_flags(text)}", file=sys.stderr)
         return DOES_NOT_FIT if error.errno in (errno.ENOSPC, errno.EDQUOT) else FAILED
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {_with_flags(str(error))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print(f"\n{parser.prog}: interrupted. Complete tensors are kept; --resume continues.", file=sys.stderr)
         return terminal.INTERRUPTED
+
+
+def _with_flags(message: str) -> str:
+    """Return an error of `save_safetensors()` with the flags instead of its arguments."""
+    for argument, flag in FLAGS.items():
+        message = message.replace(argument, flag)
+    return message
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return the traceback from the first frame of the user's code."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(CALLERS):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +155,11 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError("give the model to construct: either MODULE:FUNCTION or --hf FOLDER")
     if options.out is None and not options.plan:
         raise MisuseError("--out is missing: give a folder, or a file that ends in .safetensors")
+    if options.out is not None:
+        try:
+            check_target(options.out)
+        except ValueError as error:
+            raise MisuseError(_with_flags(str(error))) from error
     if options.workers is not None and options.workers < 1:
         raise MisuseError(f"--workers: expected at least 1, got {options.workers}")
 
@@ -128,6 +171,8 @@ def _run_checked(options: argparse.Namespace) -> int:
     out = Path("checkpoint") if options.out is None else options.out
     dtype = _dtype(options.dtype)
     max_shard_size, max_memory = _size(options, "max_shard_size"), _size(options, "max_memory")
+    if max_memory < LEAST_MEMORY:
+        raise MemoryError(f"--max-memory: expected at least {readable(LEAST_MEMORY)}, got {options.max_memory}")
     model = _model_of_transformers(options.hf) if options.hf else _function(options.function, options.args)
     source = _construct(model, options)
     if options.plan:
@@ -182,11 +227,16 @@ def _function(name: str, arguments: Sequence[str]) -> _Model:
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise MisuseError(f"expected MODULE:FUNCTION, as in my_models.llama:build, got {name!r}")
+    if module_name.endswith(".py"):
+        module = ".".join(Path(module_name).with_suffix("").parts)
+        raise MisuseError(f"{name!r}: expected the name of a module, got a file. Did you mean {module}:{path}?")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         near = terminal.suggestion(str(error.name), (module.name for module in pkgutil.iter_modules()))
         raise MisuseError(f"{name!r}: the module {error.name!r} does not exist{near}") from error
+    except Exception as error:
+        raise ProgramError(f"importing {module_name} failed") from error
     for part in path.split("."):
         if not hasattr(found, part):
             owner = getattr(found, "__name__", module_name)
@@ -196,7 +246,20 @@ def _function(name: str, arguments: Sequence[str]) -> _Model:
     if not callable(found):
         raise MisuseError(f"{name!r}: expected a function or a class, got an object of type {type(found).__name__}")
     positional, named = _values(arguments)
+    _check_call(found, positional, named)
     return _Model(lambda: found(*positional, **named), None)
+
+
+def _check_call(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions in C may have none
+        return
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        unknown = next((name for name in named if name not in signature.parameters), "")
+        raise MisuseError(f"--args: {error}{terminal.suggestion(unknown, signature.parameters)}") from error
 
 
 def _values(arguments: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -238,7 +301,12 @@ def _model_of_transformers(folder: str) -> _Model:
 
 def _construct(model: _Model, options: argparse.Namespace) -> Any:
     torch.manual_seed(options.seed)
-    source = deferred_init(model.construct)
+    try:
+        source = deferred_init(model.construct)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ProgramError("constructing the model failed") from error
     name = options.function or options.hf
     if isinstance(source, Module):
         has_deferred = is_deferred(source)

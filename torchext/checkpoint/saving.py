@@ -23,11 +23,12 @@ from .folder import Folder, IncompleteFile
 from .pieces import Budget, Pieces, cut
 from .writer import Writer
 
-__all__ = ["CheckpointPlan", "Plan", "plan_checkpoint", "save_safetensors"]
+__all__ = ["LEAST_MEMORY", "CheckpointPlan", "Plan", "check_target", "plan_checkpoint", "save_safetensors"]
 
 logger = logging.getLogger(__package__)
 
 LEAST_MEMORY = 4 << 20
+OTHER_SUFFIXES = {".pt", ".pth", ".bin", ".safetensor"}
 
 
 class CheckpointPlan(NamedTuple):
@@ -114,7 +115,8 @@ def save_safetensors(
 
     Raises:
         TypeError: `source` is neither a module nor a state dict, or safetensors does not support the dtype of a tensor.
-        ValueError: An argument is out of range, or a tensor has no values, or a layout that cannot be saved.
+        ValueError: An argument is out of range or names a `.pt` file, or a tensor has no values, or a layout that cannot
+            be saved.
         CheckpointError: Tensors share memory and none of them shows all of it, or another call is writing into the
             folder.
         MaterializationError: A value cannot be computed.
@@ -170,7 +172,7 @@ def plan_checkpoint(
             f"{readable(budget.max_memory)}."
         )
     target = Path(path)
-    _check_target(target)
+    check_target(target)
     _check_metadata(metadata)
     contents = state_of(source, dtype)
     files = plan_files(contents, target, bytes_of(max_shard_size, "max_shard_size"), metadata)
@@ -180,7 +182,15 @@ def plan_checkpoint(
     return CheckpointPlan(place, files, pieces, contents, _digest_of(contents, files), budget, stem)
 
 
-def _check_target(target: Path) -> None:
+def check_target(target: Path) -> None:
+    """Check that `target` is a folder, or a file that ends in `.safetensors`, or can become one of these.
+
+    Raises:
+        ValueError: It has the suffix of another kind of file.
+        OSError: It exists, and is the other one.
+    """
+    if target.suffix in OTHER_SUFFIXES:
+        raise ValueError(f"`path` must be a folder, or a file that ends in `{SUFFIX}`, got {os.fspath(target)!r}.")
     if target.suffix == SUFFIX and target.is_dir():
         raise IsADirectoryError(f"`path` is a file, because it ends in `{SUFFIX}`, but {target} is a folder.")
     if target.suffix != SUFFIX and target.exists() and not target.is_dir():
