@@ -108,8 +108,8 @@ def enter(world: Job) -> None:
     """
     if _open:
         raise RuntimeError(
-            f"A dry run of rank {_open[0].rank} of {_open[0].size} is active, and process groups belong to the "
-            "process. Leave its block first, or use another process."
+            f"A world is already open in this process, as rank {_open[0].rank} of {_open[0].size}, and only one can be "
+            "open. Leave its block first, or use another process."
         )
     _open.append(world)
 

@@ -21,7 +21,7 @@ from ..tools.deprecation import RenamedAttribute, renamed_keywords
 from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .checked_agreement import agreeing_with_rank_0
 from .collectives import Collective, CollectiveSummary, summarize
-from .current import Job, enter, leave, while_world_is_open
+from .current import Job, current, enter, leave, while_world_is_open
 from .environment import torchrun_environment
 from .late_imports import patch_late_imports
 from .meshes import separate_meshes
@@ -132,7 +132,7 @@ class World(Job, ContextDecorator):
         )
 
     def __enter__(self) -> Self:
-        if dist.is_initialized():
+        if current() is None and dist.is_initialized():
             raise RuntimeError(
                 "This process already has a default process group, but a dry run makes its own. Call "
                 "torch.distributed.destroy_process_group() first."
