@@ -146,9 +146,9 @@ def colored(text: str, color: str, stream: TextIO) -> str:
     return f"\x1b[{CODES[color]}m{text}\x1b[0m"
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return `. Did you mean ...?` with the nearest of the known names, or nothing if none is near."""
-    near = get_close_matches(name, list(known), n=3) if name else []
+def suggestion(name: str, known: Iterable[str], most: int = 3) -> str:
+    """Return `. Did you mean ...?` with at most `most` of the nearest known names, or nothing if none is near."""
+    near = get_close_matches(name, list(known), n=most) if name else []
     return f". Did you mean {' or '.join(near)}?" if near else ""
 
 

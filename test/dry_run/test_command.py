@@ -182,6 +182,7 @@ def test_errors_of_the_program_are_shown(command: Command) -> None:
     ended = command("def train():\n    raise ValueError('no data')\ntrain()")
     assert ended.code == 1
     assert "rank 0 of 1: the program failed, 0 of 2 steps" in ended.out
+    assert "operations were not counted" not in ended.out
     assert re.search(r'File ".*train.py", line 2, in train.*ValueError: no data', ended.err, re.DOTALL)
 
 
@@ -589,12 +590,15 @@ def test_each_rank_reports_when_it_is_done(command: Command) -> None:
     [
         (["--world-size", "4", "--rank", "4", "--", "train.py"], r"a job of 4 has the ranks 0 to 3"),
         (["--world-size", "4", "--rank", "0,2-5", "--", "train.py"], r"a job of 4 has the ranks 0 to 3; got '0,2-5'"),
-        (["--world-size", "4", "--rank", "3-1", "--", "train.py"], r"a job of 4 has the ranks 0 to 3; got '3-1'"),
+        (
+            ["--world-size", "4", "--rank", "3-1", "--", "train.py"],
+            r"--rank: the range '3-1' is reversed. Did you mean 1-3\?",
+        ),
         (["--forwards", "0", "--", "train.py"], r"--forwards: expected at least 1, got 0"),
         (["--steps", "1", "--forwards", "1", "--", "train.py"], r"not allowed with argument --steps"),
         (["--per-node", "0", "--", "train.py"], r"--per-node: expected at least 1, got 0"),
         (["--", "python", "-c", "pass"], r"-c: expected a script, or -m and a module, after python"),
-        (["--rank", "1", "--", "train.py"], r"a job of 1 has the ranks 0 to 0"),
+        (["--rank", "1", "--", "train.py"], r"without --world-size has rank 0 only, got '1'; give --world-size"),
         (["--world-size", "0", "--", "train.py"], r"--world-size: expected at least 1, got 0"),
         (["--steps", "0", "--", "train.py"], r"--steps: expected at least 1, got 0"),
         (
@@ -605,6 +609,11 @@ def test_each_rank_reports_when_it_is_done(command: Command) -> None:
         (["--rank", "a", "--", "train.py"], r"--rank: expected ranks such as 0,8-15, or all, or stages; got 'a'$"),
         (["--rank", "stage", "--", "train.py"], r"got 'stage'. Did you mean stages\?"),
         (["--report", "missing/r.html", "--", "train.py"], r"argument --report: the folder 'missing' does not exist"),
+        (["--report", "r.txt", "--", "train.py"], r"expected a file that ends in .html or .htm, got 'r.txt'"),
+        (["--report", "-", "--", "train.py"], r"expected a file that ends in .html or .htm, got '-'"),
+        (["--values", "asume", "--", "train.py"], r"--values: expected a value policy .* Did you mean assume\?"),
+        (["--values", "assume,masks=al", "--", "train.py"], r"--values: expected .* Did you mean masks=all"),
+        (["--", "."], r"error: the folder '\.' has no __main__.py: give a script, or -m and a module$"),
         (["--json", "missing/r.json", "--", "train.py"], r"argument --json: the folder 'missing' does not exist"),
         (["--", "no_such_script.py"], r"error: the script 'no_such_script.py' does not exist$"),
         (["--", "-m", "no_such_module.train"], r"error: the module 'no_such_module.train' does not exist$"),

@@ -92,8 +92,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return MISUSED
     except ProgramError as error:
-        assert error.__cause__ is not None
-        print(f"{_traceback_of(error.__cause__)}{parser.prog}: {error}", file=sys.stderr)
+        print(f"{_traceback_of(error.__cause__ or error)}{parser.prog}: {error}", file=sys.stderr)
         return FAILED
     except MemoryError as error:
         print(f"{parser.prog}: {_with_flags(str(error))}", file=sys.stderr)

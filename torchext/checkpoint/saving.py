@@ -115,8 +115,8 @@ def save_safetensors(
 
     Raises:
         TypeError: `source` is neither a module nor a state dict, or safetensors does not support the dtype of a tensor.
-        ValueError: An argument is out of range or names a `.pt` file, or a tensor has no values, or a layout that cannot
-            be saved.
+        ValueError: An argument is out of range or names a `.pt` file, or a tensor has no values, or a layout that
+            cannot be saved.
         CheckpointError: Tensors share memory and none of them shows all of it, or another call is writing into the
             folder.
         MaterializationError: A value cannot be computed.

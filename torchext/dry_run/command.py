@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from .. import terminal
-from ..fake.assumed_values import ValuePolicy
+from ..fake.assumed_values import ANSWERS, TABLES, ValuePolicy
 from ..fake.gpus import FakeGPU, as_fake_gpu
 from .comparing import compare
 from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
@@ -100,7 +100,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--alone", action="store_true", help="do not run other ranks to find out the values that they send")
     add("--no-lines", action="store_true", help="do not record the lines that allocate memory: faster")
     add("--no-flops", action="store_true", help="do not run an additional step to count floating-point operations")
-    add("--report", type=terminal.output_file, metavar="FILE.html", help="also write an HTML report")
+    add("--report", type=_html_file, metavar="FILE.html", help="also write an HTML report")
     add_comparison_flags(parser)
     terminal.add_shared_flags(parser, quiet="print no progress of ranks")
     parser.add_argument(
@@ -139,9 +139,9 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     _check(parser, options, program)
     try:
         goal, gpu = _goal(options), _gpu(options)
-        ValuePolicy.parse(options.values)
+        _check_values(options.values)
         launch = _launch(options, program)
-        ranks = _ranks(options.rank, launch.size or 1)
+        ranks = _ranks(options.rank, launch.size)
         _check_program(launch.program)
     except ValueError as error:
         parser.error(str(error))
@@ -254,8 +254,30 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program
         )
 
 
-def _ranks(text: str, size: int) -> list[int]:
+def _html_file(text: str) -> Path:
+    if not text.endswith((".html", ".htm")):
+        raise argparse.ArgumentTypeError(f"expected a file that ends in .html or .htm, got {text!r}")
+    return terminal.output_file(text)
+
+
+def _check_values(text: str) -> None:
+    """Raise ValueError if `--values` is not a policy."""
+    try:
+        ValuePolicy.parse(text)
+    except ValueError as error:
+        known = [*ANSWERS, *(f"{name}={choice}" for name, table in TABLES.items() for choice in table)]
+        wrong = next((part for part in text.split(",") if part not in known), "")
+        message = str(error).rstrip(".")
+        message = message[:1].lower() + message[1:]
+        raise ValueError(f"--values: {message}{terminal.suggestion(wrong, known, most=1)}") from error
+
+
+def _ranks(text: str, size: int | None) -> list[int]:
     """Return the ranks that `--rank` names, in that order; for `stages` the first.
+
+    Args:
+        text: The value of the flag.
+        size: The number of ranks; None for a program that runs alone.
 
     Raises:
         ValueError: `text` does not name ranks, or the job does not have them.
@@ -263,15 +285,20 @@ def _ranks(text: str, size: int) -> list[int]:
     if text == STAGES:
         return [0]
     if text == "all":
-        return list(range(size))
+        return list(range(size or 1))
     ranks: dict[int, None] = {}
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             near = terminal.suggestion(text, ["all", STAGES])
             raise ValueError(f"--rank: expected ranks such as 0,8-15, or all, or {STAGES}; got {text!r}{near}")
+        if dash and int(first) > int(last):
+            raise ValueError(f"--rank: the range {part.strip()!r} is reversed. Did you mean {last}-{first}?")
         ranks.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
-    if not ranks or max(ranks) >= size:
+    if size is None and max(ranks) > 0:
+        raise ValueError(f"--rank: a program without --world-size has rank 0 only, got {text!r}; give --world-size")
+    size = size or 1
+    if max(ranks) >= size:
         raise ValueError(f"--rank: a job of {size} has the ranks 0 to {size - 1}; got {text!r}")
     return list(ranks)
 
@@ -301,6 +328,8 @@ def _check_program(program: Sequence[str]) -> None:
         if "{" not in program[0] and not Path(program[0]).exists():
             near = terminal.suggestion(program[0], _scripts_beside(Path(program[0])))
             raise ValueError(f"the script {program[0]!r} does not exist{near}")
+        if Path(program[0]).is_dir() and not (Path(program[0]) / "__main__.py").exists():
+            raise ValueError(f"the folder {program[0]!r} has no __main__.py: give a script, or -m and a module")
         return
     top = program[1].partition(".")[0]
     if not (Path(top).is_dir() or Path(f"{top}.py").exists() or importlib.util.find_spec(top)):

@@ -150,7 +150,7 @@ def _summary(rank: Content, size: int) -> list[str]:
     lines = [f"rank {rank['rank']} of {size}: {verdict(rank)}{_assumptions(rank)}"]
     if rank["flops"] is not None:
         lines.append(f"{operations(rank['flops'])} in a {rank['unit']}")
-    if rank["flops_error"]:
+    if rank["flops_error"] and rank["outcome"] != "failed":
         lines.append(f"The floating-point operations were not counted: {rank['flops_error']}.")
     if rank["outcome"] == "too few":
         lines.append(_advice(rank))
