@@ -62,6 +62,7 @@ def test_commands_share_flags(name: str) -> None:
         (["checkpoint", "m:f", "--max-memry=1GB"], "--max-memry=1GB. Did you mean --max-memory?"),
         (["checkpoint", "m:f", "cpu"], "torchext checkpoint: error: unrecognized arguments: cpu"),
         (["env", "--json", "no/such/folder/env.json"], "the folder 'no/such/folder' does not exist"),
+        (["route", "aten::mm", "--shape", "a"], "argument --shape: expected sizes such as 2,4, got 'a'"),
         (["env", "--json", "."], "expected a file, got the folder '.'"),
         (["completion", "zhs"], "got 'zhs'. Did you mean zsh?"),
     ],
@@ -169,6 +170,8 @@ class TestRoute:
         [
             (["aten::ad.Tensor"], "no operator `aten::ad.Tensor`"),
             (["aten::ad.Tensor"], "Did you mean aten::add.Tensor"),
+            (["add"], "the operator 'add' has no namespace. Did you mean aten::add?\n"),
+            (["add.Tensr"], "the operator 'add.Tensr' has no namespace. Did you mean aten::add.Tensor?\n"),
             (["aten::add.Tensor", "torch.one(2)"], "'torch.one(2)' cannot be evaluated: AttributeError"),
             (["aten::view"], "the argument `size` is missing: aten::view(Tensor(a) self, SymInt[] size)"),
         ],
@@ -180,6 +183,13 @@ class TestRoute:
         err = capsys.readouterr().err
         assert message in err
         assert err.count("\n") == 1
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="the call works")
+    def test_missing_cuda_hints_at_fake_devices(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command_line.main(["route", "aten::mm", "--device", "cuda"]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("torchext route: --device cuda: ")
+        assert err.endswith(". Add --fake to use fake CUDA devices.\n")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("operator", metavar="NAMESPACE::NAME[.OVERLOAD]", help="the operator, such as aten::add.Tensor")
     add("arguments", nargs="*", metavar="EXPRESSION", help="the arguments of the call, or NAME=EXPRESSION")
-    add("--shape", default="2,2", metavar="N,N", help="the shape of tensors that are filled in (default: 2,2)")
+    add(
+        "--shape",
+        type=_shape,
+        default="2,2",
+        metavar="N,N",
+        help="the shape of tensors that are filled in (default: 2,2)",
+    )
     add("--device", default="cpu", help="the device on which the expressions create tensors (default: cpu)")
     add("--fake", action="store_true", help="make the tensors fake, with fake CUDA devices")
     add("--requires-grad", action="store_true", help="make tensors that are filled in require gradients")
@@ -62,15 +68,33 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 given += [] if named else _missing_tensors(options, given)
             found = route(options.operator, *given, **named)
     except Exception as error:  # an expression may raise anything
-        names = torch._C._dispatch_get_all_op_names()
-        near = terminal.suggestion(options.operator, names) if options.operator not in names else ""
-        print(f"{parser.prog}: {str(error).rstrip('.')}{near or '.'}", file=sys.stderr)
+        print(f"{parser.prog}: {_message(error, options)}", file=sys.stderr)
         return MISUSED
     if not options.quiet and options.json != terminal.STDOUT:
         print(found)
     content = {"operator": found.operator, "steps": [asdict(step) for step in found]}
     terminal.write_json(options.json, "route", content)
     return 0
+
+
+def _message(error: Exception, options: argparse.Namespace) -> str:
+    names = {str(name) for name in torch._C._dispatch_get_all_op_names()}
+    if "::" not in options.operator:
+        full, base_names = f"aten::{options.operator}", {name.partition(".")[0] for name in names}
+        near = terminal.suggestion(full, names | base_names, most=1)
+        return f"the operator {options.operator!r} has no namespace{near or '.'}"
+    text = str(error).rstrip(".")
+    if options.device.startswith("cuda") and not options.fake and not torch.cuda.is_available():
+        return f"--device {options.device}: {text}. Add --fake to use fake CUDA devices."
+    near = terminal.suggestion(options.operator, names) if options.operator not in names else ""
+    return f"{text}{near or '.'}"
+
+
+def _shape(text: str) -> list[int]:
+    sizes = [size.strip() for size in text.split(",") if size.strip()]
+    if not all(size.isdecimal() for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected sizes such as 2,4, got {text!r}")
+    return [int(size) for size in sizes]
 
 
 def _evaluate(expressions: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -112,8 +136,7 @@ def _missing_tensors(options: argparse.Namespace, given: list[Any]) -> list[Any]
 
 def _example(kind: str, name: str, options: argparse.Namespace, schema: str) -> Any:
     if kind in ("Tensor", "Optional[Tensor]"):
-        shape = [int(size) for size in options.shape.split(",") if size]
-        return torch.ones(shape, requires_grad=options.requires_grad)
+        return torch.ones(options.shape, requires_grad=options.requires_grad)
     if kind in ("number", "int", "float"):
         return 1
     raise ValueError(f"the argument `{name}` is missing: {schema}")
