@@ -82,7 +82,12 @@ def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 @pytest.mark.parametrize(
     "arguments",
-    [["env"], ["route", "aten::add.Tensor"], ["checkpoint", "torch.nn:Linear", "--args", "2", "2", "--plan"]],
+    [
+        ["dry-run", "--quiet", "--", "-m", "keyword"],
+        ["env"],
+        ["route", "aten::add.Tensor"],
+        ["checkpoint", "torch.nn:Linear", "--args", "2", "2", "--plan"],
+    ],
 )
 def test_closed_pipe_ends_the_command_without_traceback(arguments: list[str]) -> None:
     read, write = os.pipe()

@@ -84,7 +84,7 @@ def _message(error: Exception, options: argparse.Namespace) -> str:
         near = terminal.suggestion(full, names | base_names, most=1)
         return f"the operator {options.operator!r} has no namespace{near or '.'}"
     text = str(error).rstrip(".")
-    if options.device.startswith("cuda") and not options.fake and not torch.cuda.is_available():
+    if "CUDA" in text and options.device.startswith("cuda") and not options.fake and not torch.cuda.is_available():
         return f"--device {options.device}: {text}. Add --fake to use fake CUDA devices."
     near = terminal.suggestion(options.operator, names) if options.operator not in names else ""
     return f"{text}{near or '.'}"
