@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import json
 import pickle
@@ -545,6 +546,47 @@ class TestFits:
     def test_other_errors_are_the_programs(self) -> None:
         with pytest.raises(ZeroDivisionError):
             fits(lambda: 1 / 0)
+
+    @pytest.mark.parametrize(
+        "program", [lambda: torch.ones(MIB), lambda: torch.ones(MIB, pin_memory=True), lambda: None]
+    )
+    def test_memory_of_the_host_does_not_count(self, program: Callable[[], object]) -> None:
+        fit = fits(program, FakeGPU("tiny", memory=2 * MIB))
+        assert fit
+        assert (fit.peak_reserved, fit.peak_allocated, fit.headroom) == (0, 0, 2 * MIB)
+        assert max_batch(lambda batch: program, limit=4) == 4
+
+    def test_the_highest_peak_of_several_gpus_counts(self) -> None:
+        fit = fits(lambda: [torch.ones(MIB, device="cuda:0"), torch.ones(32 * MIB, device="cuda:1")], 2)
+        assert (fit.peak_reserved, fit.peak_allocated) == (128 * MIB, 128 * MIB)
+
+    def test_headroom_does_not_count_the_request_that_failed(self) -> None:
+        fit = fits(lambda: torch.empty(10**12, device="cuda"))
+        assert not fit
+        assert fit.headroom == fit.capacity
+
+    def test_results_are_compared_by_identity_and_not_copied(self) -> None:
+        fit = fits(lambda: None)
+        assert {fit: 1}[fit] == 1
+        assert fit != fits(lambda: None)
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"A Fit cannot be copied or pickled, .* Use to_dict\(\)"):
+                copied(fit)
+
+    def test_wrong_types_of_arguments_are_refused(self) -> None:
+        with pytest.raises(TypeError, match=r"fits\(\) expected a function that runs the program, got NoneType"):
+            fits(None)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`values`: expected a policy such as 'raise' or 'assume', got None"):
+            fits(lambda: None, values=None)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"max_batch\(\) expected a function of a batch size that .*, got int"):
+            max_batch(8)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`make_step` was expected to return a function that runs one step, got"):
+            max_batch(lambda batch: torch.empty(batch))  # type: ignore[arg-type, return-value]
+
+    @pytest.mark.parametrize(("multiple_of", "limit"), [(64, 32), (1, 0)])
+    def test_limit_is_at_least_the_multiple(self, multiple_of: int, limit: int) -> None:
+        with pytest.raises(ValueError, match=rf"`limit` \({limit}\) .* at least `multiple_of` \({multiple_of}\)"):
+            max_batch(lambda batch: lambda: None, multiple_of=multiple_of, limit=limit)
 
     def test_unknown_devices_are_refused(self) -> None:
         with pytest.raises(ValueError, match="Unknown GPU 'H1000'. Did you mean H100-80GB"):

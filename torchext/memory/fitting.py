@@ -21,13 +21,14 @@ from .tracking import TrackedMemory, track_memory
 __all__ = ["Fit", "MaxBatch", "fits", "max_batch"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """Whether a program fits, and the memory that it needs. True in conditions if it fits.
 
     Attributes:
         fits: Whether it ran to its end.
-        peak_reserved: The peak of the bytes reserved on the GPU; if it did not fit, until then.
+        peak_reserved: The peak of the bytes reserved on the GPU; if it did not fit, until then. Of several GPUs, the
+            highest; 0 if nothing was allocated on a GPU.
         capacity: The bytes that a program can allocate there.
         memory: The tracked memory.
         error: The error of the GPU, if it did not fit.
@@ -46,15 +47,18 @@ class Fit:
     @property
     def peak_allocated(self) -> int:
         """The peak of the bytes in use on the GPU, without fragmentation."""
-        return self.memory.peak_allocated().allocated if self.memory.devices else 0
+        return max((self.memory.peak_allocated(gpu).allocated for gpu in _gpus(self.memory)), default=0)
 
     @property
     def headroom(self) -> int:
-        """The bytes that are left at the peak; negative or small if it did not fit."""
+        """`capacity - peak_reserved`, in bytes. If it did not fit, the request that failed (`error`) is not counted."""
         return self.capacity - self.peak_reserved
 
     def __bool__(self) -> bool:
         return self.fits
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("A Fit cannot be copied or pickled, because it refers to the tracked memory. Use to_dict().")
 
     def __repr__(self) -> str:
         answer = "fits" if self.fits else "does not fit"
@@ -115,7 +119,7 @@ def fits(
     Args:
         program: Builds the model and the optimizer on "cuda", and runs at least two steps: the first one allocates the
             state of the optimizer. It is called inside `fake_mode(gpu=gpu)`, so no GPU is needed.
-        gpu: The name of a model, a number of devices, or a description.
+        gpu: The name of a model, a description, or a number of devices, which are of the model H100-80GB.
         trace: As for `track_memory()`.
         values: How to answer reads of values that do not exist: `raise` an error, or `assume` some, which are listed in
             `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
@@ -123,6 +127,7 @@ def fits(
 
     Raises:
         RuntimeError: This machine has CUDA devices. Hide them (`CUDA_VISIBLE_DEVICES=`).
+        TypeError: `program` is not callable, or another argument has the wrong type.
         ValueError: The model, or the policy for values, is unknown.
         Exception: Errors of `program`, other than `torch.OutOfMemoryError`.
 
@@ -130,6 +135,7 @@ def fits(
         >>> fits(lambda: torch.empty(2**30, 8, device="cuda"), "H100")
         Fit(fits: 32.00 GiB reserved and 32.00 GiB allocated at the peak, of 79.20 GiB)
     """
+    _check_types("fits", "a function that runs the program", program, values)
     device = _one_gpu(gpu)
     error = None
     with fake_mode(gpu=device):
@@ -145,8 +151,19 @@ def fits(
             program()
         except torch.OutOfMemoryError as raised:
             error = raised.with_traceback(None)  # its frames hold tensors
-    peak = memory.peak_reserved().reserved if memory.devices else 0
+    peak = max((memory.peak_reserved(gpu).reserved for gpu in _gpus(memory)), default=0)
     return Fit(error is None, peak, device.memory - device.context, memory, error, assumed.sites)
+
+
+def _gpus(memory: TrackedMemory) -> list[torch.device]:
+    return [device for device in memory.devices if device.type == "cuda"]
+
+
+def _check_types(function: str, expected: str, program: object, values: object) -> None:
+    if not callable(program):
+        raise TypeError(f"{function}() expected {expected}, got {type(program).__name__}.")
+    if not isinstance(values, str):
+        raise TypeError(f"`values`: expected a policy such as 'raise' or 'assume', got {values!r}.")
 
 
 def _one_gpu(gpu: str | int | FakeGPU) -> FakeGPU:
@@ -182,7 +199,8 @@ def max_batch(
 
     Raises:
         RuntimeError: As for `fits()`.
-        ValueError: The model is unknown, or a number is not positive.
+        TypeError: `make_step` or its result is not callable, or another argument has the wrong type.
+        ValueError: The model is unknown, a number is not positive, or `limit` is less than `multiple_of`.
 
     Example:
         >>> max_batch(lambda batch: lambda: torch.empty(batch, 2**28, device="cuda"), "H100")
@@ -191,11 +209,19 @@ def max_batch(
     if min(steps, multiple_of) < 1:
         raise ValueError(f"`steps` ({steps}) and `multiple_of` ({multiple_of}) were expected to be 1 or more.")
 
+    if limit < multiple_of:
+        raise ValueError(f"`limit` ({limit}) was expected to be at least `multiple_of` ({multiple_of}).")
+    _check_types("max_batch", "a function of a batch size that returns a step", make_step, values)
     assumed: dict[int, list[AssumedValue]] = {}
 
     def fits_with(batch: int) -> bool:
         def program() -> None:
             step = make_step(batch)
+            if not callable(step):
+                raise TypeError(
+                    f"max_batch(): `make_step` was expected to return a function that runs one step, got "
+                    f"{type(step).__name__}."
+                )
             for _ in range(steps):
                 step()
 

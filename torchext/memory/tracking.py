@@ -28,8 +28,8 @@ POINTS_OF_FIGURES = 250
 class TrackedMemory:
     """The memory that `track_memory()` has recorded. Stays readable after the block.
 
-    The default `device` is `cuda:0` or, if nothing was allocated there, the first device with an allocation; `cpu` is
-    pageable memory of the host, and `pinned` is pinned memory. A moment, `at`, is the number of an event
+    The default `device` is the GPU with the highest peak of allocated bytes or, if nothing was allocated on GPUs, the
+    place of the host with the highest one: `cpu` is its pageable memory, and `pinned` is its pinned memory. A moment, `at`, is the number of an event
     (`MemoryState.event`); the default is the peak of the allocated bytes.
     """
 
