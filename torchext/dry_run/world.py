@@ -209,8 +209,8 @@ def world(
     Args:
         size: The number of ranks of the job.
         rank: The rank of this process.
-        gpu: The GPUs: the name of a model, a `FakeGPU`, or a count; None for a job on CPUs. If the job has several
-            ranks, `per_node` replaces the count.
+        gpu: The GPUs: the name of a model, a `FakeGPU`, or a count of H100-80GB; None for a job on CPUs. If the job has
+            several ranks, `per_node` replaces the count.
         per_node: The number of ranks and GPUs of a machine.
         backend: The backend of the default process group. Default: `cpu:gloo,cuda:nccl`, or `gloo` without GPUs.
             `init_process_group()` in the block replaces this group. With None the block has no default group until the

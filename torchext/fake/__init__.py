@@ -50,7 +50,7 @@ def fake_mode(*, gpu: bool | int | str | FakeGPU = False) -> Iterator[None]:
 
     Args:
         gpu: The fake CUDA devices of the block: their number (True is one), the name of a model (`"H100"`), or a
-            description (`FakeGPU("H100-80GB", count=8)`). Fake tensors can be on them. The functions of `torch.cuda`
+            description (`FakeGPU("H100-80GB", count=8)`). A number means devices without a memory limit. Fake tensors can be on them. The functions of `torch.cuda`
             answer for them on this thread; those about memory answer as PyTorch's allocator would. A fake tensor stays
             usable after the block. On a machine with CUDA devices, fake tensors are on these, and a number has no
             effect.
