@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,63 @@ class TestBlocks:
         assert is_deferred(build(size=3))
         assert build.__doc__ == "Return a layer."
 
+    def test_decorated_generator_defers_while_it_runs(self) -> None:
+        @deferred_init()
+        def build() -> Iterator[nn.Module]:
+            yield nn.Linear(2, 2)
+            yield nn.Linear(3, 3)
+
+        modules = []
+        for module in build():
+            modules.append(module)
+            assert not is_deferred(torch.ones(2))
+        assert list(map(is_deferred, modules)) == [True, True]
+
+    def test_decorated_coroutine_defers_while_it_runs(self) -> None:
+        @deferred_init()
+        async def build() -> nn.Module:
+            await asyncio.sleep(0)
+            return nn.Linear(2, 2)
+
+        async def build_twice() -> list[nn.Module]:
+            return list(await asyncio.gather(build(), build()))
+
+        assert list(map(is_deferred, asyncio.run(build_twice()))) == [True, True]
+
+    def test_decorated_asynchronous_generator_defers_while_it_runs(self) -> None:
+        @deferred_init()
+        async def build() -> AsyncIterator[nn.Module]:
+            yield nn.Linear(2, 2)
+
+        async def build_all() -> list[nn.Module]:
+            return [module async for module in build()]
+
+        assert list(map(is_deferred, asyncio.run(build_all()))) == [True]
+
+    def test_classes_and_other_objects_are_not_decorated(self) -> None:
+        with pytest.raises(TypeError, match=r"@deferred_init\(\) decorates functions, but `Linear` is a class"):
+            deferred_init()(nn.Linear)
+        with pytest.raises(TypeError, match="decorates functions, but this is a int"):
+            deferred_init()(5)  # type: ignore[type-var]
+
+    def test_a_block_is_entered_again_but_not_while_it_is_open(self) -> None:
+        block = deferred_init()
+        for _ in range(2):
+            with block:
+                assert is_deferred(torch.ones(2))
+                with pytest.raises(
+                    RuntimeError, match=r"deferred_init\(\) is already open\. Call deferred_init\(\) again"
+                ):
+                    block.__enter__()
+            assert not is_deferred(torch.ones(2))
+        with pytest.raises(RuntimeError, match=r"deferred_init\(\) is not open"):
+            block.__exit__(None, None, None)
+
+    @pytest.mark.parametrize("fn", [None, 5])
+    def test_what_is_not_callable_is_refused(self, fn: Any) -> None:
+        with pytest.raises(TypeError, match=rf"takes a function or a class, but `fn` is a {type(fn).__name__}\."):
+            deferred_init(fn)
+
     def test_block_ends_with_an_exception(self) -> None:
         with pytest.raises(ZeroDivisionError), deferred_init():
             1 / 0  # noqa: B018
@@ -78,6 +136,8 @@ class TestBlocks:
     def test_unknown_arguments_of_a_block_are_refused(self) -> None:
         with pytest.raises(TypeError, match="unexpected keyword argument 'tracing'"):
             deferred_init(tracing=True)
+        with pytest.raises(TypeError, match=r"'fn'\. Pass a function as the first positional argument"):
+            deferred_init(fn=nn.Linear)
 
     def test_materialize_module_returns_the_module(self) -> None:
         module = deferred_init(nn.Linear, 3, 3)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import torch
@@ -22,6 +23,18 @@ LIBRARY.define("of_dict(Dict(str, Tensor) tensors) -> Tensor")
 LIBRARY.define("of_tuple((Tensor, int) pair) -> Tensor")
 LIBRARY.impl("of_dict", lambda tensors: tensors["a"] + tensors["b"], "CompositeExplicitAutograd")
 LIBRARY.impl("of_tuple", lambda pair: pair[0] * pair[1], "CompositeExplicitAutograd")
+
+
+def generate() -> Iterator[torch.Tensor]:
+    yield torch.ones(1)
+
+
+async def wait() -> torch.Tensor:
+    return torch.ones(1)
+
+
+async def generate_while_waiting() -> AsyncIterator[torch.Tensor]:
+    yield torch.ones(1)
 
 
 @pytest.fixture
@@ -52,6 +65,41 @@ class TestMode:
         with fake_mode():
             assert is_fake(torch.empty_like(real))
             assert is_fake(real.new_zeros(10**12))
+
+    def test_decorated_function_makes_fakes(self) -> None:
+        @fake_mode(gpu=True)
+        def make() -> torch.Tensor:
+            return torch.ones(2, device="cuda")
+
+        assert is_fake(make())
+        assert make().device.type == "cuda"
+        assert not is_fake(torch.ones(1))
+
+    @pytest.mark.parametrize("function", [generate, wait, generate_while_waiting, functools.partial(generate)])
+    def test_generators_and_coroutines_are_not_decorated(self, function: Callable[[], object]) -> None:
+        with pytest.raises(
+            TypeError, match=r"does not decorate generators .* `with fake_mode\(\):` inside the function"
+        ):
+            fake_mode()(function)
+
+    def test_classes_are_not_decorated(self) -> None:
+        with pytest.raises(TypeError, match=r"`Linear` is a class\. Construct it in `with fake_mode\(\):` instead"):
+            fake_mode()(nn.Linear)
+
+    def test_a_block_is_entered_again_but_not_while_it_is_open(self) -> None:
+        block = fake_mode()
+        for _ in range(2):
+            with block:
+                assert is_fake(torch.ones(1))
+                with pytest.raises(RuntimeError, match=r"fake_mode\(\) is already open"):
+                    block.__enter__()
+
+    def test_block_that_cannot_be_entered_stays_closed(self) -> None:
+        block = fake_mode(gpu="X9")
+        for _ in range(2):
+            with pytest.raises(ValueError, match="Unknown GPU 'X9'"), block:
+                pass
+        assert not is_fake(torch.ones(1))
 
     def test_nests(self) -> None:
         with fake_mode():

@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from functools import partial
+from types import EllipsisType
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch.distributed import ProcessGroup
@@ -15,6 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import _C
+from ..tools.calls import Block
 from ..tools.deprecation import warn_deprecated
 from ..tools.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..tools.leases import while_fakes_live
@@ -54,19 +57,11 @@ Device: TypeAlias = torch.device | str | int
 logger = logging.getLogger(__name__)
 
 
-class DeferringBlock(Protocol):
-    """The result of `deferred_init()` without a function: a context manager and a decorator."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: Any) -> bool | None: ...
-    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T]: ...
-
-
 @overload
-def deferred_init(*, trace: bool = False) -> DeferringBlock: ...
+def deferred_init(*, trace: bool = False) -> Block: ...
 @overload
 def deferred_init(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-def deferred_init(fn: Callable[..., T] | None = None, /, *args: Any, **kwargs: Any) -> T | DeferringBlock:
+def deferred_init(fn: Callable[..., T] | EllipsisType = ..., /, *args: Any, **kwargs: Any) -> T | Block:
     """Call `fn(*args, **kwargs)` and defer the initialization of the tensors that it constructs.
 
     The tensors are fake, and every operator on them is recorded, during the call and after it. `materialize_tensor` and
@@ -74,7 +69,7 @@ def deferred_init(fn: Callable[..., T] | None = None, /, *args: Any, **kwargs: A
     state in which `fn` would leave them. Operators that draw from other generators draw when they are materialized.
 
     Without `fn`, this is a context manager that defers the construction in its block, or a decorator that defers the
-    construction in a function.
+    construction in a function. Decorated generators and coroutines are in the block while they run.
 
     Args:
         fn: A `Module` class, or any other callable.
@@ -85,6 +80,10 @@ def deferred_init(fn: Callable[..., T] | None = None, /, *args: Any, **kwargs: A
     Returns:
         The result of `fn`. Without `fn`, a context manager that is also a decorator.
 
+    Raises:
+        TypeError: `fn` is not callable, or there is no `fn` and a keyword is not `trace`. Or the decorator is applied
+            to a class.
+
     Example:
         >>> model = deferred_init(torch.nn.Linear, 4, 4)
         >>> model.weight
@@ -93,8 +92,15 @@ def deferred_init(fn: Callable[..., T] | None = None, /, *args: Any, **kwargs: A
         >>> with deferred_init():
         ...     model = torch.nn.Linear(4, 4)
     """
-    if fn is None:
-        return _deferring(*args, **kwargs)
+    if isinstance(fn, EllipsisType):
+        for name in kwargs.keys() - {"trace"}:
+            raise TypeError(
+                f"deferred_init() got an unexpected keyword argument '{name}'. Pass a function as the first positional "
+                "argument, as in deferred_init(fn, ...)."
+            )
+        return Block("deferred_init", partial(_deferring, **kwargs), is_resumable=True)
+    if not callable(fn):
+        raise TypeError(f"deferred_init() takes a function or a class, but `fn` is a {type(fn).__name__}.")
     if "trace" in kwargs and not _accepts_trace(fn):
         warn_deprecated("deferred_init(fn, ..., trace=)", "with deferred_init(trace=...):")
         with _deferring(trace=kwargs.pop("trace")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..errors import DataDependentError, UnsupportedOperatorError
+from ..tools.calls import Block
 from ..tools.deprecation import renamed_keywords
 from ..tools.leases import while_fakes_live
 from . import cuda, patches  # noqa: F401  (declares what is replaced)
@@ -40,20 +42,20 @@ T = TypeVar("T")
 
 
 @renamed_keywords(fake_cuda="gpu")
-@contextmanager
-def fake_mode(*, gpu: bool | int | str | FakeGPU = False) -> Iterator[None]:
+def fake_mode(*, gpu: bool | int | str | FakeGPU = False) -> Block:
     """Make every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd state, but no data. Operators on fake tensors
     compute these and nothing else. Blocks nest. Each thread has its own; `carry_blocks()` opens them on another thread.
-    If `FakeTensorMode` blocks (PyTorch) nest with them, the innermost block decides. Also a decorator.
+    If `FakeTensorMode` blocks (PyTorch) nest with them, the innermost block decides. Also a decorator of functions,
+    except generators and coroutines: open the block inside of these.
 
     Args:
         gpu: The fake CUDA devices of the block: their number (True is one), the name of a model (`"H100"`), or a
-            description (`FakeGPU("H100-80GB", count=8)`). A number means devices without a memory limit. Fake tensors can be on them. The functions of `torch.cuda`
-            answer for them on this thread; those about memory answer as PyTorch's allocator would. A fake tensor stays
-            usable after the block. On a machine with CUDA devices, fake tensors are on these, and a number has no
-            effect.
+            description (`FakeGPU("H100-80GB", count=8)`). A number means devices without a memory limit. Fake tensors
+            can be on them. The functions of `torch.cuda` answer for them on this thread; those about memory answer as
+            PyTorch's allocator would. A fake tensor stays usable after the block. On a machine with CUDA devices, fake
+            tensors are on these, and a number has no effect.
 
     Raises:
         RuntimeError: A model is given, but this machine has CUDA devices.
@@ -65,6 +67,11 @@ def fake_mode(*, gpu: bool | int | str | FakeGPU = False) -> Iterator[None]:
         ...     torch.ones(4, 4)
         tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', fake=True)
     """
+    return Block("fake_mode", partial(_fake_mode, gpu), is_resumable=False)
+
+
+@contextmanager
+def _fake_mode(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
     with ExitStack() as block:
         block.enter_context(while_fakes_live.hold())
         block.enter_context(transformers_see_fakes())

@@ -29,8 +29,8 @@ class TrackedMemory:
     """The memory that `track_memory()` has recorded. Stays readable after the block.
 
     The default `device` is the GPU with the highest peak of allocated bytes or, if nothing was allocated on GPUs, the
-    place of the host with the highest one: `cpu` is its pageable memory, and `pinned` is its pinned memory. A moment, `at`, is the number of an event
-    (`MemoryState.event`); the default is the peak of the allocated bytes.
+    place of the host with the highest one: `cpu` is its pageable memory, and `pinned` is its pinned memory. A moment,
+    `at`, is the number of an event (`MemoryState.event`); the default is the peak of the allocated bytes.
     """
 
     def __init__(self, timeline: _C.MemoryTimeline, observer: Observer) -> None:

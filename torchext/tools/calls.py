@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from .frames import skip_frames
 
-__all__ = ["Call", "Way", "begin_generator", "call_in_block", "call_in_way", "run_in_block"]
+__all__ = ["Block", "Call", "Way", "begin_generator", "call_in_block", "call_in_way", "run_in_block"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyFunction = Callable[..., Any]
@@ -96,6 +96,65 @@ def run_in_block(block: AbstractContextManager[object], function: Function) -> F
             return function(*args, **kwargs)
 
     return cast("Function", run)
+
+
+class Block:
+    """A context manager that can be entered again after it was left, and a decorator of functions of all kinds.
+
+    Args:
+        name: The name of the function that returns the block, for errors.
+        make: Returns the context manager for one entry, or for one step of a decorated function.
+        is_resumable: Whether a function may leave the block while it is suspended. If not, the decorator refuses
+            generators and coroutines.
+    """
+
+    def __init__(self, name: str, make: Callable[[], AbstractContextManager[None]], *, is_resumable: bool) -> None:
+        self._name = name
+        self._make = make
+        self._is_resumable = is_resumable
+        self._entered: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        if self._entered is not None:
+            raise RuntimeError(
+                f"This block of {self._name}() is already open. Call {self._name}() again for a nested block, or for a "
+                "block on another thread."
+            )
+        self._entered = block = self._make()
+        try:
+            block.__enter__()
+        except BaseException:
+            self._entered = None
+            raise
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
+    ) -> bool | None:
+        block, self._entered = self._entered, None
+        if block is None:
+            raise RuntimeError(f"This block of {self._name}() is not open.")
+        return block.__exit__(error_type, error, traceback)
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate `function`."""
+        if not callable(function):
+            raise TypeError(f"@{self._name}() decorates functions, but this is a {type(function).__name__}.")
+        if inspect.isclass(function):
+            raise TypeError(
+                f"@{self._name}() decorates functions, but `{function.__name__}` is a class. Construct it in `with "
+                f"{self._name}():` instead."
+            )
+        if not self._is_resumable and _is_suspended(function):
+            raise TypeError(
+                f"@{self._name}() does not decorate generators and coroutines, because they run after the call "
+                f"returned. Use `with {self._name}():` inside the function."
+            )
+        return call_in_way(lambda: Call(self._make), function)
+
+
+def _is_suspended(function: AnyFunction) -> bool:
+    kinds = (inspect.isasyncgenfunction, inspect.iscoroutinefunction, inspect.isgeneratorfunction)
+    return any(_is_kind(kind, function) for kind in kinds)
 
 
 def _is_kind(check: Callable[[object], bool], function: AnyFunction) -> bool:
