@@ -225,6 +225,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "nothing": ({"max_shard_size": 0}, ValueError, "`max_shard_size` must be larger than 0"),
     "type": ({"max_shard_size": 1.5}, TypeError, "`max_shard_size` expects a number of bytes or a size .* got float"),
     "too little": ({"max_memory": "1KiB"}, ValueError, "`max_memory` was expected to be at least 4.0 MiB"),
+    "name of a dtype": ({"dtype": "bfloat16"}, TypeError, r"got 'bfloat16'\. Did you mean torch\.bfloat16\?"),
     "dtype": ({"dtype": torch.int8}, TypeError, "`dtype` was expected to be floating point or complex"),
     "metadata": ({"metadata": {"step": 3}}, TypeError, "`metadata` was expected to have strings only, but .*'step': 3"),
 }

@@ -143,6 +143,23 @@ class TestBlocks:
         module = deferred_init(nn.Linear, 3, 3)
         assert materialize_module(module) is module
 
+    @pytest.mark.parametrize("second", ["cuda", torch.device("cpu"), torch.bfloat16], ids=str)
+    def test_device_and_dtype_are_keywords(self, second: Any) -> None:
+        with pytest.raises(TypeError, match=r"takes `device=` and `dtype=` as keywords, but the second .* is .*"):
+            materialize_module(deferred_init(nn.Linear, 3, 3), second)
+
+    @pytest.mark.parametrize(
+        ("dtype", "hint"), [("bfloat16", r" Did you mean torch\.bfloat16\?"), ("bf17", ""), (16, "")], ids=str
+    )
+    def test_dtype_has_to_be_a_dtype(self, dtype: Any, hint: str) -> None:
+        module = deferred_init(nn.Linear, 3, 3)
+        message = rf"^`dtype` expects a torch\.dtype, got {dtype!r}\.{hint}$"
+        with pytest.raises(TypeError, match=message):
+            materialize_module(module, dtype=dtype)
+        with pytest.raises(TypeError, match=message):
+            materialize_tensor(module.weight, dtype=dtype)
+        assert is_deferred(module)
+
     def test_materializing_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level("INFO", logger="torchext"):
             materialize_module(deferred_init(nn.Linear, 3, 3, bias=False))

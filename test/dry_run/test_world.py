@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -179,6 +180,21 @@ def test_world_refuses_the_process_group_of_the_program() -> None:
 def test_rank_has_to_be_in_the_world(size: int, rank: int) -> None:
     with pytest.raises(ValueError, match="has no rank"):
         world(size, rank)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 1.5}, "`size`: expected an int, got 1.5"),
+        ({"size": "8"}, "`size`: expected an int, got '8'"),
+        ({"rank": 1.5}, "`rank`: expected an int, got 1.5"),
+        ({"per_node": None}, "`per_node`: expected an int, got None"),
+    ],
+    ids=str,
+)
+def test_numbers_have_to_be_ints(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        world(**{"size": 8, **arguments})
 
 
 def test_decorated_function_has_a_world_for_each_call() -> None:

@@ -70,6 +70,21 @@ class TestDescriptions:
         with pytest.raises(ValueError, match=message):
             FakeGPU("H100", **arguments)  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"name": 8}, "`name`: expected the name of a GPU, got 8"),
+            ({"count": 1.5}, "`count`: expected an int, got 1.5"),
+            ({"count": True}, "`count`: expected an int, got True"),
+            ({"capability": 9}, r"`capability`: expected a pair of ints such as \(9, 0\), got 9"),
+            ({"capability": ("9", "0")}, "`capability`: expected a pair of ints"),
+        ],
+        ids=str,
+    )
+    def test_with_wrong_types_are_refused(self, arguments: dict[str, object], message: str) -> None:
+        with pytest.raises(TypeError, match=message):
+            FakeGPU(**{"name": "H100", **arguments})  # type: ignore[arg-type]
+
 
 class TestArguments:
     @pytest.mark.parametrize("gpu", ["H100-80GB", "H100", FakeGPU("H100-80GB")], ids=str)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..tools.checks import check_is_dtype
+
 __all__ = ["check_dtype", "converted_dtype", "shows_all", "storage_of"]
 
 
@@ -31,6 +33,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def check_dtype(dtype: torch.dtype | None) -> None:
     """Raise TypeError for a dtype that is neither floating point nor complex."""
+    check_is_dtype(dtype)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"`dtype` was expected to be floating point or complex, but it is {dtype}.")
 

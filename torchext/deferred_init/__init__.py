@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from .. import _C
 from ..tools.calls import Block
+from ..tools.checks import check_is_dtype
 from ..tools.deprecation import warn_deprecated
 from ..tools.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..tools.leases import while_fakes_live
@@ -178,6 +179,7 @@ def materialize_tensor(
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"materialize_tensor() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    check_is_dtype(dtype)
     parts = list(parts_of(tensor))
     if is_wrapper(tensor):
         _check_wrappers_stay(parts, device, dtype)
@@ -245,6 +247,12 @@ def materialize_module(
     """
     if not isinstance(module, Module):
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
+    if isinstance(buffers_only, str | torch.device | torch.dtype):
+        raise TypeError(
+            f"materialize_module() takes `device=` and `dtype=` as keywords, but the second positional argument is "
+            f"{buffers_only!r}."
+        )
+    check_is_dtype(dtype)
     if isinstance(buffers_only, Optimizer | Sequence):
         if optimizer:
             raise TypeError("materialize_module() takes optimizers in one place, but they were given in two.")

@@ -17,6 +17,7 @@ from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
 from ..fake.assumed_values import AssumedValue, AssumedValues, assuming_values
 from ..fake.gpus import FakeGPU, as_fake_gpu
+from ..tools.checks import check_is_int
 from ..tools.deprecation import RenamedAttribute, renamed_keywords
 from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .checked_agreement import agreeing_with_rank_0
@@ -228,6 +229,7 @@ def world(
 
     Raises:
         RuntimeError: GPUs are described, but there are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
+        TypeError: A number is not an int.
         ValueError: The rank is out of range, or the GPU or the policy for values is unknown.
 
     Example:
@@ -236,6 +238,8 @@ def world(
         >>> job.collectives[0].operator, job.collectives[0].bytes_sent, job.collectives[0].group_size
         ('allreduce', 16, 1024)
     """
+    for name, value in (("size", size), ("rank", rank), ("per_node", per_node)):
+        check_is_int(value, name)
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"A world of size {size} has no rank {rank}: ranks are from 0 to {size - 1}.")
     if per_node < 1:

@@ -6,6 +6,8 @@ import difflib
 import re
 from dataclasses import dataclass, field
 
+from ..tools.checks import check_is_int
+
 __all__ = ["FakeGPU", "as_fake_gpu"]
 
 MIB = 2**20
@@ -74,6 +76,7 @@ class FakeGPU:
             They depend on the driver. Default: 0.
 
     Raises:
+        TypeError: `name` is not a string, `count` is not an int, or `capability` is not a pair of ints.
         ValueError: The model is unknown and `memory` is not given, or a number is out of range.
 
     Example:
@@ -92,6 +95,7 @@ class FakeGPU:
     l2_cache: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         model = _find(self.name)
         if model is None and not self.memory:
             raise ValueError(_unknown(self.name))
@@ -105,6 +109,13 @@ class FakeGPU:
             if not any(_numbers(getattr(self, attribute))):
                 object.__setattr__(self, attribute, getattr(model, attribute))
         self._check()
+
+    def _check_types(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"`name`: expected the name of a GPU, got {self.name!r}.")
+        check_is_int(self.count, "count")
+        if not (isinstance(self.capability, tuple) and all(type(part) is int for part in self.capability)):
+            raise TypeError(f"`capability`: expected a pair of ints such as (9, 0), got {self.capability!r}.")
 
     def _check(self) -> None:
         if not 1 <= self.count <= MAX_DEVICES:
