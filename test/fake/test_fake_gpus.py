@@ -111,8 +111,8 @@ class TestArguments:
             as_fake_gpu(gpu)  # type: ignore[arg-type]
 
     def test_old_name_fake_cuda_warns(self) -> None:
-        with pytest.warns(TorchextDeprecationWarning, match=r"`fake_mode\(gpu=\)` is deprecated: use `gpu=`"):
-            block = fake_mode(gpu=2)  # type: ignore[call-arg]
+        with pytest.warns(TorchextDeprecationWarning, match=r"`fake_mode\(fake_cuda=\)` is deprecated: use `gpu=`"):
+            block = fake_mode(fake_cuda=2)  # type: ignore[call-arg]
         with block:
             assert torch.cuda.device_count() == 2
 

@@ -98,7 +98,7 @@ def test_thread_that_is_started_in_carried_blocks_is_in_them(way: Callable[[Any]
 def test_thread_inherits_no_blocks_and_the_error_names_the_remedy() -> None:
     with fake_mode(gpu=2):
         assert not is_fake(in_thread(lambda: torch.ones(3)))
-        with pytest.raises(NotImplementedError, match=r"Threads do not inherit blocks: .*carry_blocks\(function\)"):
+        with pytest.raises(NotImplementedError, match=r"Threads do not inherit blocks: .*carry_blocks\(\)"):
             in_thread(lambda: torch.empty(4, device="cuda:0"))
 
 
