@@ -600,7 +600,9 @@ class TestFits:
 
     def test_results_describe_themselves(self) -> None:
         fit = fits(lambda: trainer()(), "L4")
-        assert re.fullmatch(r"Fit\(fits: .* reserved and .* allocated at the peak, of 22\.04 GiB\)", repr(fit))
+        assert re.fullmatch(
+            r"Fit\(fits: .* reserved and .* allocated at the peak, of 22\.04 GiB on NVIDIA L4\)", repr(fit)
+        )
         assert "<table>" in fit._repr_html_()
         found = json.loads(json.dumps(fit.to_dict()))
         assert (found["fits"], found["peak_reserved"]) == (True, fit.peak_reserved)

@@ -33,6 +33,7 @@ class Fit:
         memory: The tracked memory.
         error: The error of the GPU, if it did not fit.
         assumed: The reads of values that do not exist, and the values that the program got instead.
+        gpu: The name of the GPU.
     """
 
     fits: bool
@@ -41,6 +42,7 @@ class Fit:
     memory: TrackedMemory
     error: torch.OutOfMemoryError | None = None
     assumed: list[AssumedValue] = field(default_factory=list)
+    gpu: str = ""
 
     peak = RenamedAttribute("peak_reserved")
 
@@ -64,7 +66,7 @@ class Fit:
         answer = "fits" if self.fits else "does not fit"
         return (
             f"Fit({answer}: {in_units(self.peak_reserved)} reserved and {in_units(self.peak_allocated)} allocated at "
-            f"the peak, of {in_units(self.capacity)})"
+            f"the peak, of {in_units(self.capacity)}{f' on {self.gpu}' if self.gpu else ''})"
         )
 
     def _repr_html_(self) -> str:
@@ -73,7 +75,7 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer, sizes in bytes, the error and the tracked memory as plain values."""
-        names = ("fits", "peak_reserved", "peak_allocated", "capacity", "headroom", "error", "assumed", "memory")
+        names = ("fits", "gpu", "peak_reserved", "peak_allocated", "capacity", "headroom", "error", "assumed", "memory")
         return {name: plain(getattr(self, name)) for name in names}
 
 
@@ -133,7 +135,7 @@ def fits(
 
     Example:
         >>> fits(lambda: torch.empty(2**30, 8, device="cuda"), "H100")
-        Fit(fits: 32.00 GiB reserved and 32.00 GiB allocated at the peak, of 79.20 GiB)
+        Fit(fits: 32.00 GiB reserved and 32.00 GiB allocated at the peak, of 79.20 GiB on NVIDIA H100 80GB HBM3)
     """
     _check_types("fits", "a function that runs the program", program, values)
     device = _one_gpu(gpu)
@@ -152,7 +154,7 @@ def fits(
         except torch.OutOfMemoryError as raised:
             error = raised.with_traceback(None)  # its frames hold tensors
     peak = max((memory.peak_reserved(gpu).reserved for gpu in _gpus(memory)), default=0)
-    return Fit(error is None, peak, device.memory - device.context, memory, error, assumed.sites)
+    return Fit(error is None, peak, device.memory - device.context, memory, error, assumed.sites, device.name)
 
 
 def _gpus(memory: TrackedMemory) -> list[torch.device]:
