@@ -136,7 +136,7 @@ def write_json(target: Path | None, command: str, content: dict[str, Any]) -> No
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        target.write_text(text)
+        target.write_text(text, encoding="utf-8")
 
 
 def colored(text: str, color: str, stream: TextIO) -> str:

@@ -158,6 +158,19 @@ def test_plan_needs_no_folder_and_writes_json(
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_output_of_the_program_does_not_mix_with_json(tmp_path: Path) -> None:
+    (tmp_path / "printing.py").write_text(
+        "from torch import nn\ndef build():\n    print('hello')\n    return nn.Linear(2, 2)\n"
+    )
+    code = "import sys; sys.path[0] = '/'; from torchext.command_line import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["checkpoint", "printing:build", "--plan", "--json", "-"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["plan"]["files"][0]["name"] == "model.safetensors"
+    assert done.stderr == "hello\n"
+
+
 def test_files_are_listed_as_json(module: str, tmp_path: Path) -> None:
     target = tmp_path / "written.json"
     assert main([f"{module}:build", "--out", str(tmp_path / "out"), "--quiet", "--json", str(target)]) == 0

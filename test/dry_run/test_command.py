@@ -617,6 +617,8 @@ def test_each_rank_reports_when_it_is_done(command: Command) -> None:
         (["--json", "missing/r.json", "--", "train.py"], r"argument --json: the folder 'missing' does not exist"),
         (["--", "no_such_script.py"], r"error: the script 'no_such_script.py' does not exist$"),
         (["--", "-m", "no_such_module.train"], r"error: the module 'no_such_module.train' does not exist$"),
+        (["--gpu-memory", "inf", "--", "train.py"], "--gpu-memory: expected a positive number of GiB, got inf"),
+        (["--gpu-memory", "0", "--", "train.py"], "--gpu-memory: expected a positive number of GiB, got 0.0"),
         (["--gpu", "H99", "--", "train.py"], r"Known models: A100-40GB.*pass its memory with --gpu-memory GIB"),
         (["--steps", "2"], r"the program is missing: give it after --"),
     ],

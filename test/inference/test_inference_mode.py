@@ -25,7 +25,7 @@ from torchext.inference import (
 )
 
 NOT_OPEN = "that is not open on this thread"
-STILL_OPEN = "one that was entered later on this thread is still open"
+STILL_OPEN = "a block that was entered later on this thread is still open"
 
 
 def thread_state() -> tuple[Any, ...]:
@@ -247,7 +247,7 @@ class TestDecorated:
 
         assert double(torch.ones(1), scale=3).tolist() == [3.0]
         assert double(torch.ones(1)).is_inference()
-        assert (double.__name__, double.__doc__) == ("double", "Doubles.")
+        assert (double.__name__, double.__doc__) == ("double", "Double the argument.")
         assert list(inspect.signature(double).parameters) == ["x", "scale"]
 
     def test_function_may_call_itself(self, decorate: Any) -> None:

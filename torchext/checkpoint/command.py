@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +165,15 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _run_checked(options: argparse.Namespace) -> int:
+    # With `--json -`, the output of the program must not mix with the JSON.
+    with redirect_stdout(sys.stderr) if options.json == terminal.STDOUT else nullcontext():
+        results = _results(options)
+    terminal.write_json(options.json, "checkpoint", results)
+    return 0
+
+
+def _results(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the checkpoint, or print the plan, and return the content of the JSON."""
     _check(options)
     if options.workers is not None:
         torch.set_num_threads(options.workers)
@@ -180,8 +190,7 @@ def _run_checked(options: argparse.Namespace) -> int:
         )
         if options.json != terminal.STDOUT:
             _print(found, has_place=options.out is not None)
-        terminal.write_json(options.json, "checkpoint", {"plan": found})
-        return 0
+        return {"plan": found}
     shows_bar = not options.quiet and importlib.util.find_spec("tqdm") is not None
     save_safetensors(
         source,
@@ -197,8 +206,7 @@ def _run_checked(options: argparse.Namespace) -> int:
     folder = out.parent if out.suffix == SUFFIX else out
     files = [out] if out.suffix == SUFFIX else sorted(folder.glob(f"*{SUFFIX}*"))
     written = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
-    terminal.write_json(options.json, "checkpoint", {"folder": str(folder), "files": written})
-    return 0
+    return {"folder": str(folder), "files": written}
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -229,6 +237,8 @@ def _function(name: str, arguments: Sequence[str]) -> _Model:
     if module_name.endswith(".py"):
         module = ".".join(Path(module_name).with_suffix("").parts)
         raise MisuseError(f"{name!r}: expected the name of a module, got a file. Did you mean {module}:{path}?")
+    if not {"", str(Path.cwd())} & set(sys.path):  # as for `python -m`; a script has its own folder there instead
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -223,7 +223,7 @@ class _Run:
         }
         content, options, out = json_report(job, gpu, reports), self._options, self._processes.out
         if options.report is not None:
-            options.report.write_text(html_report(content))
+            options.report.write_text(html_report(content), encoding="utf-8", errors="backslashreplace")
             print(f"The report is in {options.report}.", file=out)
         if options.compare is not None and set(options.compare.ranks) & self._reports.keys():
             comparison = compare(options.compare, Report(terminal.with_header("dry-run", content)))
@@ -245,6 +245,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program
         value = getattr(options, flag)
         if value is not None and value < 1:
             parser.error(f"--{flag.replace('_', '-')}: expected at least 1, got {value}")
+    if options.gpu_memory is not None and not 0 < options.gpu_memory < 2**20:
+        parser.error(f"--gpu-memory: expected a positive number of GiB, got {options.gpu_memory}")
     if options.keep_files is not None and options.keep_files.exists():
         parser.error(f"--keep-files: {options.keep_files} exists")
     if not options.unguarded and not can_guard():
