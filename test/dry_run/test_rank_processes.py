@@ -40,7 +40,7 @@ def awaited(receiver: int, sender: int) -> Awaited:
 @pytest.fixture
 def job() -> RankProcesses:
     unused: Any = None
-    return RankProcesses(argparse.Namespace(json=None), unused, unused, Goal())
+    return RankProcesses(argparse.Namespace(json=None, markdown=None), unused, unused, Goal())
 
 
 def add(job: RankProcesses, number: int, waits_for: int | None = None, report: RankReport | None = None) -> StubRank:
@@ -160,7 +160,7 @@ def test_process_that_does_not_end_is_killed(start: Callable[[], ChildProcess]) 
 
 
 def test_output_of_a_rank_is_decoded_across_reads(capfd: pytest.CaptureFixture[str]) -> None:
-    rank = _Rank(RankProcesses(argparse.Namespace(json=None), *[None] * 3), 0, is_shown=False)  # type: ignore[arg-type]
+    rank = _Rank(RankProcesses(argparse.Namespace(json=None, markdown=None), *[None] * 3), 0, is_shown=False)  # type: ignore[arg-type]
     assert rank._output is not None
     for part in ("5 °C".encode()[:3], "5 °C".encode()[3:], b" \xe2"):
         os.write(rank._output[0].fileno(), part)
