@@ -269,7 +269,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "write_value", writeValue);
   bind(module, "note_foreign_write", noteForeignWrite);
   bindPredicate<&isStorageOfFakes>(module, "is_storage_of_fakes",
-                                  "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
+                                   "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
   bind(module, "bytes_of_storage", bytesOfStorage);
 }
 

@@ -21,7 +21,7 @@ enum class Provided : std::uint8_t {
   kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
   kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
   kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or restores them
-  kNotifyModes,                 // torchext.amp.function_modes: notifies function modes of the begin or end of a region
+  kNotifyModes,               // torchext.amp.function_modes: notifies function modes of the begin or end of a region
 };
 
 // Returns null before the object is provided. Held for the life of the process.
