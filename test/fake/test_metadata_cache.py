@@ -277,7 +277,7 @@ class TestChecks:
                 for _ in range(2):
                     assert torch.ops.torchext.looks_at_rows(fake).shape == (2, 4)
                 rows = 3
-                with pytest.raises(RuntimeError, match=r"remembered .*sizes \[2, 4\].* makes .*sizes \[3, 4\]"):
+                with pytest.raises(RuntimeError, match=r"remembered .*sizes \[2, 4\].*, recomputed .*sizes \[3, 4\]"):
                     torch.ops.torchext.looks_at_rows(fake)
                 assert _C.take_wrong_hits() == 1
             finally:
