@@ -502,12 +502,16 @@ class TestMemory:
                 materialize_module(module)
                 deferred_init(nn.Linear, 16, 16)
 
+        def growth() -> int:
+            gc.collect()
+            before = self.resident_bytes()
+            rounds(1000)
+            gc.collect()
+            return self.resident_bytes() - before
+
         rounds(200)
-        gc.collect()
-        before = self.resident_bytes()
-        rounds(1000)
-        gc.collect()
-        assert self.resident_bytes() - before < 2**21
+        # A leak grows each time. Memory that earlier tests of this process have fragmented may grow once.
+        assert min(growth() for _ in range(3)) < 2**21
 
 
 def test_a_write_that_is_refused_after_it_was_made_is_recorded() -> None:
