@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -72,8 +71,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return MISUSED
     if not options.quiet and options.json != terminal.STDOUT:
         print(found)
-    content = {"operator": found.operator, "steps": [asdict(step) for step in found]}
-    terminal.write_json(options.json, "route", content)
+    terminal.write_json(options.json, "route", found.to_dict())
     return 0
 
 

@@ -220,7 +220,7 @@ def world(
         set_device: Whether the GPU of this rank is the current device. A real process begins with device 0.
         values: How to answer reads of values that do not exist: `raise` an error, or `assume` values, which are listed
             in `World.values`. Policies for masks and routing may follow, as in `assume,masks=half,routing=same`:
-            docs/how_to/dry_runs.md, "Values".
+            docs/how_to/dry_runs.md, "Choose values that do not exist".
         is_launched: Whether to set the environment variables of torchrun. Without them programs train alone, or start
             processes themselves.
 

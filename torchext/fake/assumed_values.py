@@ -263,7 +263,7 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
     Args:
         policy: `assume`, or `raise`: reading unknown values raises an error, as it does outside of the block. `assume`
             may be followed by policies for masks and for routing, as in `assume,masks=half,routing=same`:
-            docs/how_to/dry_runs.md, "Values". `zero` is a deprecated name of `assume`.
+            docs/how_to/dry_runs.md, "Choose values that do not exist". `zero` is a deprecated name of `assume`.
 
     Yields:
         The reads so far.

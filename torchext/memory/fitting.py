@@ -125,7 +125,7 @@ def fits(
         trace: As for `track_memory()`.
         values: How to answer reads of values that do not exist: `raise` an error, or `assume` some, which are listed in
             `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
-            docs/how_to/dry_runs.md, "Values".
+            docs/how_to/dry_runs.md, "Choose values that do not exist".
 
     Raises:
         RuntimeError: This machine has CUDA devices. Hide them (`CUDA_VISIBLE_DEVICES=`).
