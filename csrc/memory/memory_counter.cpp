@@ -121,6 +121,11 @@ bool communicates(const OperatorHandle& op) {
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
+// Returns the number of the source line that runs; -1 if lines are not traced.
+std::int32_t lineHere(Timeline& timeline) {
+  return threadScope().traces_lines ? timeline.numberOf(sourceLineHere()) : -1;
+}
+
 // While it lives, `current_cause` describes the current call of this thread. Does nothing unless a tracker is open.
 class CauseGuard {
  public:
@@ -133,8 +138,7 @@ class CauseGuard {
       is_in_backward = node != nullptr;
       current_cause = {op.operator_name().name.c_str(),
                        /*is_of_kernel=*/false, communicates(op),
-                       node == nullptr ? -1 : static_cast<std::int64_t>(node->sequence_nr()),
-                       threadScope().traces_lines ? timeline->numberOf(sourceLineHere()) : -1};
+                       node == nullptr ? -1 : static_cast<std::int64_t>(node->sequence_nr()), lineHere(*timeline)};
     }
   }
   C10_DISABLE_COPY_AND_ASSIGN(CauseGuard);
@@ -184,8 +188,9 @@ const OperatorSet writesInPart{"write some elements of their first argument",
                                 "aten::index_fill_", "aten::scatter_", "aten::masked_scatter_", "aten::slice_scatter"}};
 
 bool isWrittenInPart(const OperatorHandle& op, const at::Tensor& written) {
-  return static_cast<std::size_t>(written.numel()) * written.itemsize() < written.storage().nbytes() ||
-         writesInPart(op);
+  const std::size_t bytes = static_cast<std::size_t>(written.numel()) * written.itemsize();
+  // FSDP2 resizes the storages of gathered parameters from 0 bytes, which writes no element.
+  return (bytes > 0 && bytes < written.storage().nbytes()) || writesInPart(op);
 }
 
 bool isTrained(const at::Tensor& tensor) {
@@ -254,6 +259,9 @@ class Counter final : public MemoryCounter {
   void* allocate(std::size_t nbytes, Device device, std::uint8_t label) override {
     AllocationCause cause = current_cause;
     cause.category = static_cast<MemoryCategory>(label);
+    if (const auto timeline = cause.op == nullptr && isTracking() ? currentTimeline() : nullptr) {
+      cause.line = lineHere(*timeline);  // no kernel runs: the program resizes a storage
+    }
     return DeviceMemory::of(device).allocate(nbytes, cause);
   }
 
