@@ -213,6 +213,30 @@ std::vector<std::int32_t> Timeline::aliveAfter(c10::Device device, std::int64_t 
   return alive;
 }
 
+std::map<std::int32_t, std::size_t> Timeline::peakOfLines(c10::Device device,
+                                                          std::int64_t begin,
+                                                          std::int64_t end) const {
+  const Locked lock{LockRank::kTimelines};
+  std::map<std::int32_t, std::size_t> held;
+  for (const AllocationRecord& record : records_) {
+    if (record.device == device && record.born < begin && (record.died < 0 || record.died >= begin)) {
+      held[record.line] += record.size;
+    }
+  }
+  std::map<std::int32_t, std::size_t> peaks = held;
+  const auto size = static_cast<std::int64_t>(events_.size());
+  for (std::int64_t i = std::clamp<std::int64_t>(begin, 0, size); i < std::min(end, size); ++i) {
+    const MemoryEvent& event = events_[static_cast<std::size_t>(i)];
+    const AllocationRecord& record = records_[static_cast<std::size_t>(event.allocation)];
+    if (record.device == device) {
+      std::size_t& bytes = held[record.line];
+      bytes += event.is_birth ? record.size : 0 - record.size;
+      peaks[record.line] = std::max(peaks[record.line], bytes);
+    }
+  }
+  return peaks;
+}
+
 AllocationRecord Timeline::record(std::int32_t allocation) const {
   const Locked lock{LockRank::kTimelines};
   return records_.at(static_cast<std::size_t>(allocation));

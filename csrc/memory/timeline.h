@@ -118,6 +118,9 @@ class TORCHEXT_API Timeline {
   // Returns the numbers of the allocations of `device` that were alive after `event`.
   std::vector<std::int32_t> aliveAfter(c10::Device device, std::int64_t event) const;
 
+  // Returns the most bytes of `device` that each line held at a moment between two events, by the number of the line.
+  std::map<std::int32_t, std::size_t> peakOfLines(c10::Device device, std::int64_t begin, std::int64_t end) const;
+
   AllocationRecord record(std::int32_t allocation) const;
   std::vector<MemoryEvent> events(std::int64_t begin, std::int64_t end) const;
 

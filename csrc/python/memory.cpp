@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -406,6 +407,17 @@ std::vector<Record> aliveAfter(const Timeline& timeline, const std::string& devi
   return records;
 }
 
+std::map<std::string, std::size_t> peakOfLines(const Timeline& timeline,
+                                               const std::string& device,
+                                               std::int64_t begin,
+                                               std::int64_t end) {
+  std::map<std::string, std::size_t> peaks;
+  for (const auto& [line, bytes] : timeline.peakOfLines(deviceNamed(device), begin, end)) {
+    peaks[timeline.nameOf(line)] = bytes;
+  }
+  return peaks;
+}
+
 // The number of the allocation, whether it is allocated or freed, the bytes reserved, and the time in ns.
 std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> eventsOf(const Timeline& timeline,
                                                                                 std::int64_t begin,
@@ -428,6 +440,7 @@ void bindTimeline(py::module_& module) {
                        std::int64_t event) { return asTuple(timeline.pointAfter(deviceNamed(device), event)); })
       .def("curve", &curveOf)
       .def("alive", &aliveAfter)
+      .def("peak_of_lines", &peakOfLines)
       .def("record", &recordOf)
       .def("device",
            [](const Timeline& timeline, std::int32_t number) { return nameOf(timeline.record(number).device); })

@@ -580,6 +580,16 @@ def test_collectives_in_json_have_phases_and_bytes(command: Command, tmp_path: P
     assert row["phase"] == "construction"
 
 
+def test_tables_of_equal_ranks_are_printed_once(command: Command) -> None:
+    of_rank_2 = "import os; import torch; kept = [torch.ones(9, 9)] * (os.environ['RANK'] == '2')\n"
+    ended = command(of_rank_2 + dedent(TRAIN), "--world-size", "4", "--rank", "all")
+    assert ended.out.count("At the peak of cuda:0") == 2
+    alike = re.findall(
+        r"^rank (\d) of 4: fits.*\nThe rest is equal to the report of rank (\d)\.$", ended.out, re.MULTILINE
+    )
+    assert alike == [("1", "0"), ("3", "0")]
+
+
 def test_each_rank_reports_when_it_is_done(command: Command) -> None:
     ended = command(TRAIN, "--world-size", "2", "--rank", "all", "--no-flops")
     assert re.findall(r"^\[dry run\] rank (\d): done, fits, 2 of 2 steps in [\d.]+ s$", ended.err, re.M) == ["0", "1"]

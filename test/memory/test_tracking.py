@@ -705,6 +705,34 @@ class TestRealTensors:
             model(torch.ones(2, 64)).sum().backward()
             assert memory.now("cpu").by_category[Category.PARAMETER] == (64 * 64 + 64) * 4 // 2
 
+    def test_peak_of_a_line_is_at_its_own_moment(self) -> None:
+        with fake_mode(gpu=True), track_memory(trace=True) as memory:
+            earlier = [torch.empty(MIB, dtype=torch.uint8, device="cuda") for _ in range(2)]  # the first line
+            with track_memory(trace=True) as inner:
+                del earlier
+                for _ in range(2):
+                    kept = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+            del kept
+        assert list(memory.peak_by_line().values()) == [6 * MIB, 2 * MIB]
+        assert list(inner.peak_by_line().values()) == [6 * MIB, 2 * MIB]
+        assert list(memory.by_line().values()) == [6 * MIB]
+        with fake_mode(gpu=True), track_memory() as memory:
+            torch.empty(2, device="cuda")
+        assert memory.peak_by_line() == {}
+
+    def test_gathered_parameters_are_parameters_of_the_line_that_runs_the_module(self) -> None:
+        with world(8), track_memory(trace=True) as memory:
+            model = nn.Linear(256, 256).cuda()
+            fully_shard(model)
+            found = []
+            model.register_forward_hook(lambda *_: found.append(memory.allocations(at=memory.now().event)))
+            for _ in range(2):
+                model(torch.ones(16, 256, device="cuda")).sum().backward()
+        for allocations in found:
+            [gathered] = [one for one in allocations if one.requested == 256 * 256 * 4]
+            assert gathered.category == Category.PARAMETER
+            assert "test_tracking.py" in gathered.line
+
 
 class TestDevices:
     def test_that_is_meant_is_the_fullest_accelerator(self) -> None:

@@ -161,6 +161,7 @@ class _Run:
         self._ranks = ranks
         self._processes = processes
         self._reports: dict[int, RankReport] = {}
+        self._printed: dict[str, int] = {}  # the first rank with these tables
         self._is_interrupted = False
 
     @property
@@ -197,6 +198,9 @@ class _Run:
         summary, newline, tables = text_report(content, self._size).partition("\n")
         out = self._processes.out
         summary = terminal.colored(summary, "green" if fits(content) else "red", out)
+        first = self._printed.setdefault(tables, report.rank)
+        if tables and first != report.rank:
+            tables = f"The rest is equal to the report of rank {first}."
         print(f"{summary}{newline}{tables}", end="\n\n", file=out, flush=True)
         if report.error:
             print(report.error, file=sys.stderr)

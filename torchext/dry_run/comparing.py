@@ -5,12 +5,13 @@ The key `comparison` of the JSON report is `Comparison.to_dict()`:
     notes: reasons why the runs are not alike, such as another GPU or a rank that only one of the reports has
     ranks: a list, in the order of the runs:
         rank
-        devices: a list of device, peak_reserved, peak_allocated, categories, modules, lines
+        devices: a list of device, peak_reserved, peak_allocated, categories, modules, lines, line_peaks
         collectives: bytes sent and received, by phase, group and operator
         flops: a list with at most one entry
 
 Each difference has name, base, head (numbers, 0 if missing), growth (head - base), change ("added", "removed", "grown",
-"shrunk" or "equal") and code (of a source line). Lists leave out equal numbers. The largest change is first.
+"shrunk" or "equal") and code and is_edited (of a source line). Lists leave out equal numbers. Edited lines that have
+grown are first, then the largest change.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _compare_rank(old: dict[str, Any], new: dict[str, Any], folders: Pair) -> Ra
     def compare_device(name: str) -> DeviceComparison:
         before, after = olds.get(name, {}), news.get(name, {})
         lines = _lines_of(before, old, folders[0]), _lines_of(after, new, folders[1])
-        return _compare_device(name, before, after, _line_differences(*lines))
+        return _compare_device(name, before, after, *lines)
 
     olds, news = ({device["device"]: device for device in rank["devices"]} for rank in (old, new))
     names = [*news, *(name for name in olds if name not in news)]
@@ -182,8 +183,12 @@ def _traffic(rank: dict[str, Any]) -> Numbers:
 
 
 def _compare_device(
-    name: str, old: Mapping[str, Any], new: Mapping[str, Any], lines: tuple[Difference, ...]
+    name: str, old: Mapping[str, Any], new: Mapping[str, Any], old_lines: _Lines, new_lines: _Lines
 ) -> DeviceComparison:
+    def compare_lines(olds: Numbers, news: Numbers) -> tuple[Difference, ...]:
+        return _largest_first(_line_difference(pair, olds, news, old_lines, new_lines) for pair in pairs)
+
+    pairs = list(_pairs(old_lines, new_lines))
     return DeviceComparison(
         device=name,
         is_gpu=bool(new.get("total") or old.get("total")),
@@ -191,7 +196,8 @@ def _compare_device(
         peak_allocated=Difference("peak allocated", old.get("peak_allocated", 0), new.get("peak_allocated", 0)),
         categories=_differences(old.get("categories", {}), new.get("categories", {})),
         modules=_differences(old.get("modules", {}), new.get("modules", {})),
-        lines=lines,
+        lines=compare_lines(old_lines.nbytes, new_lines.nbytes),
+        line_peaks=compare_lines(old_lines.peaks, new_lines.peaks),
     )
 
 
@@ -201,7 +207,7 @@ def _differences(old: Numbers, new: Numbers) -> tuple[Difference, ...]:
 
 def _largest_first(found: Iterable[Difference]) -> tuple[Difference, ...]:
     changed = (one for one in found if one.growth)
-    return tuple(sorted(changed, key=lambda one: (-abs(one.growth), one.name, one.base)))
+    return tuple(sorted(changed, key=lambda one: (not one.is_suspect, -abs(one.growth), one.name, one.base)))
 
 
 # ---- Source lines ----
@@ -209,9 +215,16 @@ def _largest_first(found: Iterable[Difference]) -> tuple[Difference, ...]:
 
 @dataclass(frozen=True)
 class _Lines:
-    """The source lines of a device: bytes and code by line, with paths relative to the folder of the report."""
+    """The source lines of a device, with paths relative to the folder of the report.
+
+    Attributes:
+        nbytes: The bytes at the peak of the device, by line.
+        peaks: The most bytes that each line held at any moment.
+        code: The code of each line.
+    """
 
     nbytes: Numbers
+    peaks: Numbers
     code: Mapping[str, str]
 
 
@@ -219,19 +232,20 @@ def _lines_of(device: Mapping[str, Any], rank: Mapping[str, Any], folder: str) -
     def inside(lines: Mapping[str, T]) -> dict[str, T]:
         return {line.removeprefix(f"{folder.rstrip('/')}/") if folder else line: lines[line] for line in lines}
 
-    return _Lines(inside(device.get("lines", {})), inside(rank.get("code", {})))
+    nbytes = inside(device.get("lines", {}))
+    return _Lines(nbytes, {**nbytes, **inside(device.get("line_peaks", {}))}, inside(rank.get("code", {})))
 
 
-def _line_differences(old: _Lines, new: _Lines) -> tuple[Difference, ...]:
-    """Return the differences of lines, which may have moved within their functions.
+def _pairs(old: _Lines, new: _Lines) -> Iterator[Pair]:
+    """Yield each line of both reports once: its places before and after. One may be empty.
 
-    Lines are paired in this order: equal lines, lines with equal code, lines with equal bytes, lines with equal
-    numbers, and the remaining lines of a function if both reports have as many.
+    Lines may have moved within their functions. They are paired in this order: equal lines, lines with equal code,
+    lines with equal bytes, lines with equal numbers, and the remaining lines of a function if both reports have as
+    many.
     """
-    olds, news = dict.fromkeys(old.nbytes), dict.fromkeys(new.nbytes)
-    found: list[Difference] = []
+    olds, news = dict.fromkeys(old.peaks), dict.fromkeys(new.peaks)
 
-    def pair(key: Callable[[_Lines, str], object], *, is_whole: bool = False) -> None:
+    def pair(key: Callable[[_Lines, str], object], *, is_whole: bool = False) -> Iterator[Pair]:
         groups: dict[object, tuple[list[str], list[str]]] = {}
         for side, (lines, left) in enumerate(((old, olds), (new, news))):
             for line in sorted(left, key=lambda line: (source_line(line).number, line)):
@@ -240,17 +254,23 @@ def _line_differences(old: _Lines, new: _Lines) -> tuple[Difference, ...]:
             if not is_whole or len(befores) == len(afters):
                 for before, after in zip(befores, afters, strict=False):
                     del olds[before], news[after]
-                    found.append(Difference(after, old.nbytes[before], new.nbytes[after], new.code.get(after, "")))
+                    yield before, after
 
-    pair(lambda lines, line: (line, lines.code.get(line), lines.nbytes[line]))
-    pair(lambda lines, line: (lines.code.get(line) or (line, id(lines)), lines.nbytes[line]))
-    pair(lambda lines, line: lines.code.get(line) or (line, id(lines)))
-    pair(lambda lines, line: lines.nbytes[line])
-    pair(lambda lines, line: line)
-    pair(lambda lines, line: None, is_whole=True)
-    found += (Difference(line, old.nbytes[line], 0, old.code.get(line, "")) for line in olds)
-    found += (Difference(line, 0, new.nbytes[line], new.code.get(line, "")) for line in news)
-    return _largest_first(found)
+    yield from pair(lambda lines, line: (line, lines.code.get(line), lines.peaks[line]))
+    yield from pair(lambda lines, line: (lines.code.get(line) or (line, id(lines)), lines.peaks[line]))
+    yield from pair(lambda lines, line: lines.code.get(line) or (line, id(lines)))
+    yield from pair(lambda lines, line: lines.peaks[line])
+    yield from pair(lambda lines, line: line)
+    yield from pair(lambda lines, line: None, is_whole=True)
+    yield from ((line, "") for line in olds)
+    yield from (("", line) for line in news)
+
+
+def _line_difference(pair: Pair, olds: Numbers, news: Numbers, old: _Lines, new: _Lines) -> Difference:
+    before, after = pair
+    code = new.code.get(after, "") if after else old.code.get(before, "")
+    is_edited = bool(after and code) and old.code.get(before, "") != code
+    return Difference(after or before, olds.get(before, 0), news.get(after, 0), code, is_edited)
 
 
 def _function(line: str) -> tuple[str, str]:

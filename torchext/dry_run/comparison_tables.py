@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from ..memory.reports import in_units
@@ -96,19 +97,35 @@ def _row(one: Difference) -> tuple[int, int, int]:
 
 
 def _tables(ranks: Ranks) -> Iterator[tuple[str, Table]]:
-    """Yield titles and tables of the changes."""
+    """Yield titles and tables of the changes, once for ranks that changed alike."""
+    alike: list[tuple[RankComparison, list[int]]] = []
     for rank in ranks:
+        numbers = next((numbers for one, numbers in alike if replace(one, rank=rank.rank) == rank), None)
+        if numbers is None:
+            alike.append((rank, numbers := []))
+        numbers.append(rank.rank)
+    for rank, numbers in alike:
+        which = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         for device in rank.devices:
-            where = f"at the peak of {device.device} on rank {rank.rank}"
-            kinds = (("category", device.categories), ("module", device.modules), ("line", device.lines))
-            for name, found in kinds:
+            place = f"of {device.device} on {which}"
+            kinds = (
+                ("category", "at the peak", device.categories),
+                ("module", "at the peak", device.modules),
+                ("line", "at the peak", device.lines),
+                ("line", "at any moment", device.line_peaks),
+            )
+            for name, moment, found in kinds:
                 if found:
-                    yield f"By {name} {where}{_left_out(found)}", _table(name, found, in_units)
+                    yield f"By {name} {moment} {place}{_left_out(found)}", _table(name, found, in_units)
         if rank.collectives:
-            title = f"Bytes of collectives on rank {rank.rank}, sent and received"
+            title = f"Bytes of collectives on {which}, sent and received"
             yield title + _left_out(rank.collectives), _table("collective", rank.collectives, in_units)
         if rank.flops:
-            yield f"Floating-point operations on rank {rank.rank}", _table("in a", rank.flops, _operations)
+            yield f"Floating-point operations on {which}", _table("in a", rank.flops, _operations)
+
+
+def _change(one: Difference) -> str:
+    return "edited" if one.is_suspect and one.base else one.change
 
 
 def _operations(flops: float) -> str:
@@ -122,7 +139,7 @@ def _left_out(found: Sequence[Difference]) -> str:
 def _table(name: str, found: Sequence[Difference], units: Callable[[int], str]) -> Table:
     codes = [Column("code")] if any(one.code for one in found) else []
     rows = [
-        (one.change, *_row(one), one.name or "(outside of modules)", one.code)[: 5 + len(codes)]
+        (_change(one), *_row(one), one.name or "(outside of modules)", one.code)[: 5 + len(codes)]
         for one in found[:MOST_ROWS]
     ]
     return Table([Column("change"), *_numbers(units), Column(name), *codes], rows)

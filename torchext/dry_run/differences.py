@@ -18,12 +18,19 @@ class Difference:
         base: The number in the old report; 0 if it has none.
         head: The number in the new report; 0 if it has none.
         code: The code of a source line.
+        is_edited: Whether the code of a source line is not in the old report.
     """
 
     name: str
     base: int
     head: int
     code: str = ""
+    is_edited: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether this is an edited line that holds more than before."""
+        return self.is_edited and self.growth > 0
 
     @property
     def growth(self) -> int:
@@ -41,7 +48,8 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes and properties as builtin types, for JSON."""
-        return {name: getattr(self, name) for name in ("name", "base", "head", "growth", "change", "code")}
+        names = ("name", "base", "head", "growth", "change", "code", "is_edited")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class DeviceComparison:
         categories: The bytes by category.
         modules: The bytes by module.
         lines: The bytes by source line.
+        line_peaks: The most bytes that each source line held at any moment.
     """
 
     device: str
@@ -65,6 +74,7 @@ class DeviceComparison:
     categories: tuple[Difference, ...]
     modules: tuple[Difference, ...]
     lines: tuple[Difference, ...]
+    line_peaks: tuple[Difference, ...]
 
 
 @dataclass(frozen=True)

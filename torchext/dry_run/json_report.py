@@ -32,6 +32,7 @@ runs of one program differ in the keys `seconds` only, unless the program itself
             headroom: total - peak_reserved; null for the host
             fragmentation: bytes that were reserved but unused at the peak of allocated memory
             categories, modules, lines: bytes at that peak by category, by module and by source line
+            line_peaks: the most bytes that each source line held at any moment
             largest: the 20 largest tensors at that peak: bytes, category, name, line
         collectives: a list of phase, group, group_size, operator, calls, bytes_sent, bytes_received
         peers: the ranks with which messages are exchanged
@@ -40,7 +41,7 @@ runs of one program differ in the keys `seconds` only, unless the program itself
         files: changes that the program would make: path, change, bytes
         remarks: differences between the dry run and the program
         mismatches: errors about messages of this rank whose sizes differ between sender and receiver
-        code: the source code of the lines of `devices`, by line
+        code: the source code of the lines of `line_peaks`, by line
         timeline: the memory of the device with the largest peak over time; empty without memory:
             device, peak_allocated
             categories: names and colors
@@ -119,5 +120,6 @@ def _device(peak: DevicePeak) -> dict[str, Any]:
         "categories": peak.by_category,
         "modules": peak.by_module,
         "lines": peak.by_line,
+        "line_peaks": peak.line_peaks,
         "largest": [dict(zip(keys, tensor, strict=True)) for tensor in peak.largest],
     }

@@ -46,6 +46,7 @@ class DevicePeak:
         fragmentation: The bytes that were reserved but unused at that peak.
         by_module: The bytes at that peak, by module, the most first.
         by_line: The bytes at that peak, by source line, the most first; empty if lines are not recorded.
+        line_peaks: The most bytes that each source line held at any moment.
         largest: The 20 largest tensors at that peak: bytes, category, name, line.
     """
 
@@ -57,6 +58,7 @@ class DevicePeak:
     fragmentation: int = 0
     by_module: dict[str, int] = field(default_factory=dict)
     by_line: dict[str, int] = field(default_factory=dict)
+    line_peaks: dict[str, int] = field(default_factory=dict)
     largest: list[tuple[int, str, str, str]] = field(default_factory=list)
 
     @property
@@ -290,7 +292,7 @@ def _describe(report: RankReport, job: World, memory: TrackedMemory, progress: P
     report.forwards, report.backwards = progress.forwards, progress.backwards
     report.peaks = [_describe_device(memory, place, job.gpu) for place in memory.places]
     report.peaks.sort(key=lambda peak: HOST.get(peak.device, 0))
-    report.code = {line: code_at(line) for peak in report.peaks for line in peak.by_line}
+    report.code = {line: code_at(line) for peak in report.peaks for line in peak.line_peaks}
     busiest = max(report.peaks, key=lambda peak: (peak.device not in HOST, peak.allocated), default=None)
     if busiest is not None:
         report.timeline = memory.curve(busiest.device)
@@ -308,5 +310,6 @@ def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) ->
         fragmentation=peak.fragmentation,
         by_module=memory.by_module(device),
         by_line=summed([a for a in allocations if a.line], lambda allocation: allocation.line),
+        line_peaks=memory.peak_by_line(device),
         largest=[(a.size, a.category.label, a.title, a.line) for a in allocations[:20]],
     )

@@ -12,7 +12,6 @@ import torch
 from .. import _C
 from ..fake.addresses import showing_addresses
 from ..tools.deprecation import renamed_keywords, warn_deprecated
-from ..tools.results import plain
 from . import plots, reports, snapshots
 from .categories import Category, Phase
 from .observing import Observer
@@ -133,6 +132,19 @@ class TrackedMemory:
             raise ValueError("Source lines are recorded only with track_memory(trace=True).")
         return summed(allocations, lambda allocation: allocation.line)
 
+    def peak_by_line(self, device: torch.device | str | None = None) -> dict[str, int]:
+        """Return the most bytes that each source line held at any moment, the largest number first.
+
+        Lines have their peaks at different moments. Unlike those of `by_line()`, these numbers do not change because
+        the peak of the program moves to another moment. Empty without `track_memory(trace=True)`.
+
+        Raises:
+            ValueError: Nothing was allocated on `device`.
+        """
+        peaks = self._timeline.peak_of_lines(self._device(device), self._begin, self._last())
+        peaks.pop("", None)  # allocations outside of traced lines
+        return dict(sorted(peaks.items(), key=lambda item: -item[1]))
+
     def report(self, device: torch.device | str | None = None, *, largest: int = 10) -> str:
         """Return a table: the peak by category, the modules and the largest tensors at that moment."""
         peak = self.peak_allocated(device)
@@ -200,7 +212,7 @@ class TrackedMemory:
         return {
             "peak_allocated": peak.allocated,
             "peak_reserved": self.peak_reserved(device).reserved,
-            "by_category": plain(peak.by_category),
+            "by_category": {category.label: nbytes for category, nbytes in peak.by_category.items()},
             "by_module": self.by_module(device),
         }
 
