@@ -67,12 +67,6 @@ class Route(Items[RouteStep]):
         """The keys whose kernels run."""
         return tuple(step.key for step in self._items if step.runs)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Route) and (self._operator, self._items) == (other._operator, other._items)
-
-    def __hash__(self) -> int:
-        return hash((self._operator, self._items))
-
     def __str__(self) -> str:
         return "\n".join([self._operator, *_table([_row(step) for step in self._items])])
 

@@ -322,3 +322,11 @@ class TestTracing:
 def _rand_after_seed() -> Tensor:
     torch.manual_seed(0)
     return torch.rand(3)
+
+
+def test_explanations_of_equal_recordings_are_equal() -> None:
+    weight = deferred_init(nn.Linear, 4, 4).weight
+    found, again = explain(weight), explain(weight)
+    assert found == again
+    assert hash(found) == hash(again)
+    assert found != list(again)

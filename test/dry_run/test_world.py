@@ -197,6 +197,14 @@ def test_numbers_have_to_be_ints(arguments: dict[str, Any], message: str) -> Non
         world(**{"size": 8, **arguments})
 
 
+def test_generators_are_not_decorated() -> None:
+    def steps() -> Iterator[int]:
+        yield dist.get_world_size()
+
+    with pytest.raises(TypeError, match=r"@world\(\) does not decorate generators and coroutines"):
+        world(2, gpu=None)(steps)
+
+
 def test_decorated_function_has_a_world_for_each_call() -> None:
     @world(16, 5)
     def rank() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ContextDecorator, ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from html import escape
 from types import TracebackType
@@ -17,6 +18,7 @@ from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
 from ..fake.assumed_values import AssumedValue, AssumedValues, assuming_values
 from ..fake.gpus import FakeGPU, as_fake_gpu
+from ..tools.calls import Block
 from ..tools.checks import check_is_int
 from ..tools.deprecation import RenamedAttribute, renamed_keywords
 from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
@@ -43,9 +45,10 @@ DEFAULT_VALUES = "assume,masks=all,routing=balanced"
 CUDA_VERSION = "12.8"
 
 Error = TypeVar("Error", bound=BaseException)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class World(Job, ContextDecorator):
+class World(Job):
     """A block in which this process is a rank of a job, made by `world()`, and the records of what happened in it.
 
     Attributes:
@@ -118,19 +121,13 @@ class World(Job, ContextDecorator):
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self)[1:-1])}</p>{self.summary()._repr_html_()}"
 
-    def _recreate_cm(self) -> Self:
-        """Return a new world for each call of a decorated function."""
-        return type(self)(
-            self.size,
-            self.rank,
-            self.gpu,
-            self.per_node,
-            self._backend,
-            self._trace,
-            self._set_device,
-            self._policy,
-            self._is_launched,
-        )
+    def __call__(self, function: Function) -> Function:
+        """Decorate `function`. Each call has a new world."""
+        return Block("world", self._again, is_resumable=False)(function)
+
+    def _again(self) -> Self:
+        job = self.size, self.rank, self.gpu, self.per_node, self._backend
+        return type(self)(*job, self._trace, self._set_device, self._policy, self._is_launched)
 
     def __enter__(self) -> Self:
         if current() is None and dist.is_initialized():

@@ -108,11 +108,11 @@ class Block:
             generators and coroutines.
     """
 
-    def __init__(self, name: str, make: Callable[[], AbstractContextManager[None]], *, is_resumable: bool) -> None:
+    def __init__(self, name: str, make: Callable[[], AbstractContextManager[Any]], *, is_resumable: bool) -> None:
         self._name = name
         self._make = make
         self._is_resumable = is_resumable
-        self._entered: AbstractContextManager[None] | None = None
+        self._entered: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
         if self._entered is not None:

@@ -83,6 +83,12 @@ class Items(Sequence[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._items))
+
     def __repr__(self) -> str:
         return str(self)
 
