@@ -6,9 +6,11 @@ from .collectives import Collective, CollectiveSummary, GroupSummary, Place
 from .comparing import Comparison, Limit, compare
 from .differences import DeviceComparison, Difference, RankComparison
 from .report import Report, load_report
+from .time_bounds import BoundingOperator, TimeBound, bound_time
 from .world import World, world
 
 __all__ = [
+    "BoundingOperator",
     "Collective",
     "CollectiveSummary",
     "Comparison",
@@ -19,7 +21,9 @@ __all__ = [
     "Place",
     "RankComparison",
     "Report",
+    "TimeBound",
     "World",
+    "bound_time",
     "compare",
     "load_report",
     "world",

@@ -49,6 +49,7 @@ class Collective:
         overlap: The number of operators that a GPU may run at the same time: those issued on the waiting stream, after
             the last operator that the collective itself waits for.
         overlaps_with: The places that issued these operators.
+        bytes_kept: For an all-to-all, the bytes that the rank sends to itself.
     """
 
     operator: str
@@ -68,6 +69,7 @@ class Collective:
     line: str
     overlap: int = 0
     overlaps_with: tuple[Place, ...] = ()
+    bytes_kept: int = 0
 
     bytes_in = RenamedAttribute("bytes_sent")
     bytes_out = RenamedAttribute("bytes_received")

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from .. import terminal
 from ..fake.assumed_values import ANSWERS, TABLES, ValuePolicy
 from ..fake.gpus import FakeGPU, as_fake_gpu
+from ..fake.rates import PeakRates
 from .comparing import compare
 from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
 from .ending import run_to_its_end
@@ -73,6 +74,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "rank 0 and each rank that exchanges messages with one of these, as the stages of a pipeline do",
     )
     add("--gpu", default="H100-80GB", metavar="MODEL", help="the model of the GPUs, such as A100 (default: H100-80GB)")
+    add(
+        "--rates",
+        metavar="NAME=N,...",
+        help="the highest rates of each GPU, for the bound of the time of a step, in place of those of the model: "
+        "memory, link (to GPUs of the machine) and network (to other machines) in GB/s, and bfloat16 and other dtypes "
+        "in TFLOP/s, as in network=25,bfloat16=989",
+    )
     add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU; required for an unlisted model")
     add(
         "--per-node",
@@ -99,7 +107,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--unguarded", action="store_true", help="run even if the system cannot keep code in C from writing files")
     add("--alone", action="store_true", help="do not run other ranks to find out the values that they send")
     add("--no-lines", action="store_true", help="do not record the lines that allocate memory: faster")
-    add("--no-flops", action="store_true", help="do not run an additional step to count floating-point operations")
+    add(
+        "--no-flops",
+        action="store_true",
+        help="do not run an additional step to count floating-point operations and to bound its time",
+    )
     add("--report", type=_html_file, metavar="FILE.html", help="also write an HTML report")
     add_comparison_flags(parser)
     terminal.add_shared_flags(parser, quiet="print no progress of ranks")
@@ -318,14 +330,24 @@ def _goal(options: argparse.Namespace) -> Goal:
 def _gpu(options: argparse.Namespace) -> FakeGPU:
     count = options.per_node or 1
     if options.gpu_memory is not None:
-        return FakeGPU(options.gpu, count=count, memory=int(options.gpu_memory * 2**30))
+        described = FakeGPU(options.gpu, count=count, memory=int(options.gpu_memory * 2**30))
+        return _with_rates(described, options.rates)
     try:
         gpu = as_fake_gpu(options.gpu)
     except ValueError as error:
         known = str(error).partition(" For another one")[0]  # which is about the Python API
         raise ValueError(f"--gpu: {known} For another model, pass its memory with --gpu-memory GIB.") from error
     assert gpu is not None
-    return replace(gpu, count=count)
+    return _with_rates(replace(gpu, count=count), options.rates)
+
+
+def _with_rates(gpu: FakeGPU, text: str | None) -> FakeGPU:
+    if text is None:
+        return gpu
+    try:
+        return replace(gpu, rates=(gpu.rates or PeakRates()).with_text(text))
+    except ValueError as error:
+        raise ValueError(f"--rates: {error}") from error
 
 
 def _check_program(program: Sequence[str]) -> None:

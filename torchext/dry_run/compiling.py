@@ -27,7 +27,7 @@ from ..tools.imports import once_imported
 from ..tools.source_lines import place_of, users_frame
 from .current import Job, current, while_world_is_open
 
-__all__ = ["remarking_on_graphs"]
+__all__ = ["IGNORED", "is_in_compiled_code", "remarking_on_graphs"]
 
 # Backends of `torch._dynamo.backends.debugging` that call PyTorch operators.
 BACKENDS_THAT_CALL_OPERATORS = ("eager", "aot_eager", "aot_eager_decomp_partition")
@@ -91,18 +91,18 @@ def _ignore_compilers(job: Job) -> None:
         job.when_left.enter_context(once_imported(FLEX_ATTENTION, _patch_flex_attention))
 
 
-_is_in_compiled_code: ContextVar[bool] = ContextVar("_is_in_compiled_code", default=False)
+is_in_compiled_code: ContextVar[bool] = ContextVar("is_in_compiled_code", default=False)
 
 
 def _compiled(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         note()
-        before = _is_in_compiled_code.set(True)
+        before = is_in_compiled_code.set(True)
         try:
             return function(*args, **kwargs)
         finally:
-            _is_in_compiled_code.reset(before)
+            is_in_compiled_code.reset(before)
 
     return call
 
@@ -120,7 +120,7 @@ def _without_elements(original: Callable[..., torch.Tensor]) -> Callable[..., to
     def create_mask(
         mod_fn: Callable[..., Any], batch: int | None, heads: int | None, queries: int, keys: int, device: Any = None
     ) -> torch.Tensor:
-        if not _is_in_compiled_code.get() or not _C.are_factories_fake():
+        if not is_in_compiled_code.get() or not _C.are_factories_fake():
             return original(mod_fn, batch, heads, queries, keys, device)
         device = torch.accelerator.current_accelerator() or "cpu" if device is None else device
         return torch.empty((), dtype=torch.bool, device=device).expand(batch or 1, heads or 1, queries, keys)
@@ -134,7 +134,7 @@ def _of_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(
         mask: torch.Tensor, query_block: int = 128, key_block: int = 128, separate_full_blocks: bool = False
     ) -> Any:
-        if not _is_in_compiled_code.get() or not _C.is_fake(mask) or mask.dim() != 4:
+        if not is_in_compiled_code.get() or not _C.is_fake(mask) or mask.dim() != 4:
             return original(mask, query_block, key_block, separate_full_blocks)
         *batch, queries, keys = mask.shape
         blocks = (*batch, -(-queries // query_block), -(-keys // key_block))

@@ -1,4 +1,4 @@
-"""Count floating-point operations with PyTorch's `FlopCounterMode`."""
+"""Count the floating-point operations of this rank with PyTorch's `FlopCounterMode`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, bmm_flop, mm_flop
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, bmm_flop, mm_flop
 
 __all__ = ["counting_flops"]
 
@@ -45,8 +45,57 @@ class _NoModules:
         """Do nothing."""
 
 
-def counting_flops() -> FlopCounterMode:
-    """Return a mode that counts the operations of the operators in its block."""
-    mode = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-    mode.mod_tracker = _NoModules()  # type: ignore[assignment]
-    return mode
+OnOperator = Callable[[Any, int, Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+class _Counter(FlopCounterMode):
+    """Counts operators of plain tensors, and calls `on_operator` for each."""
+
+    def __init__(self, on_operator: OnOperator | None) -> None:
+        super().__init__(display=False, custom_mapping=FORMULAS)
+        self.mod_tracker = _NoModules()  # type: ignore[assignment]
+        self._on_operator = on_operator
+        self.is_uncertain = False
+
+    def __enter__(self) -> _Counter:
+        self.flop_counts.clear()
+        self.mode = _OfPlainTensors(self)
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        totals = self.flop_counts["Global"]
+        before = totals[func_packet]
+        super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
+        if self._on_operator is not None and not self.is_uncertain:
+            self._on_operator(func_packet, totals[func_packet] - before, out, args, kwargs)
+        return out
+
+
+class _OfPlainTensors(_FlopCounterMode):
+    """Leaves subclasses, such as DTensor, to their own dispatch, which calls operators on the shard of this rank."""
+
+    counter: _Counter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(one.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for one in types):
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+    def _execute_with_isolated_flop_counting(self, branch_fn: Any, operands: Any) -> Any:
+        # Only one branch of torch.cond() runs.
+        before, self.counter.is_uncertain = self.counter.is_uncertain, True
+        try:
+            return super()._execute_with_isolated_flop_counting(branch_fn, operands)  # type: ignore[no-untyped-call]
+        finally:
+            self.counter.is_uncertain = before
+
+
+def counting_flops(on_operator: OnOperator | None = None) -> FlopCounterMode:
+    """Return a mode that counts the operations of the operators in its block.
+
+    Args:
+        on_operator: Called after each operator, with the operator, its number of operations, its result, and its
+            arguments.
+    """
+    return _Counter(on_operator)

@@ -37,6 +37,14 @@ runs of one program differ in the keys `seconds` only, unless the program itself
         collectives: a list of phase, group, group_size, operator, calls, bytes_sent, bytes_received
         peers: the ranks with which messages are exchanged
         flops: the operations of one step or forward pass, or null; flops_error: the reason for null
+        bound: the lower bound of the time of one step or forward pass, or null; bound_error: the reason for null, if
+            `flops_error` is not the reason
+            seconds: the least time
+            compute, memory, network: the least times of operations, of memory traffic and of communication
+            not_overlapped: the part of `seconds` that communication adds
+            utilization: the upper limit of the MFU, or null
+            flops, is_compiled, rates: see `torchext.dry_run.TimeBound`
+            operators: a list of operator, module, line, calls, seconds, bounded_by
         values: answered reads of values that do not exist: line, reader, operator, answer, kind, policy, count
         files: changes that the program would make: path, change, bytes
         remarks: differences between the dry run and the program
@@ -99,6 +107,8 @@ def rank_report(report: RankReport) -> dict[str, Any]:
         "peers": report.peers,
         "flops": report.flops,
         "flops_error": report.flops_error,
+        "bound": None if report.bound is None else report.bound.to_dict(),
+        "bound_error": report.bound_error,
         "values": [asdict(value) for value in report.values],
         "files": [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in report.files],
         "remarks": report.remarks,

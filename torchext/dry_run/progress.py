@@ -10,12 +10,11 @@ from functools import partial
 from typing import NoReturn
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..fake.cuda_graphs import is_put_off, replay_observers
-from .flops import counting_flops
 from .passes import Passes
 from .steps import PATIENCE, Steps
+from .time_bounds import Recording, TimeBound
 from .world import World
 
 __all__ = ["FORWARD", "STEP", "Finished", "Goal", "Progress"]
@@ -51,12 +50,14 @@ class Progress:
     """Counts steps or forward passes, and ends the program where the first pass after the goal begins.
 
     So code after the last step is part of that step. With `counts_flops` the program makes one additional step, and
-    only its floating-point operations are reported: the mode that counts them may change the memory that is needed.
+    only its floating-point operations and the bound of its time are reported: the mode that counts them may change the
+    memory that is needed.
 
     Attributes:
         forwards: The number of forward passes that began.
         backwards: The number of backward passes that began.
         flops: The floating-point operations of the additional step; None if they were not counted.
+        bound: The lower bound of the time of the additional step; None if `flops` is, or without GPUs of known rates.
         flops_error: The reason why they cannot be counted; empty if they can.
         counts_flops: Whether to count them.
         has_enough: Whether the goal is reached.
@@ -68,6 +69,7 @@ class Progress:
         self.forwards = 0
         self.backwards = 0
         self.flops: int | None = None
+        self.bound: TimeBound | None = None
         self.flops_error = ""
         self.has_enough = False
         self.on_enough: Callable[[], None] = lambda: None
@@ -86,7 +88,7 @@ class Progress:
         self._raised = 0
         self._is_open = True
         self._is_waiting = False
-        self._mode: FlopCounterMode | None = None
+        self._recording: Recording | None = None
         self.steps = Steps(self._position, self._end_round)
         self._passes = Passes(self._begin_forward, self._begin_backward)
         replay_observers.append(self._note_replay)
@@ -98,7 +100,7 @@ class Progress:
             self._passes.close()
             replay_observers.remove(self._note_replay)
             self.steps.close()
-            self._leave_mode()
+            self._stop_recording()
 
     def finish(self) -> None:
         """Count the current step as complete, because the program has ended."""
@@ -163,7 +165,7 @@ class Progress:
             begin()
 
     def _note_replay(self) -> None:
-        if self._mode is not None:
+        if self._recording is not None:
             self.flops_error = f"the {self._goal.unit} replays a CUDA graph, and a fake graph runs no kernels"
 
     def _begin_pass(self) -> None:
@@ -185,9 +187,10 @@ class Progress:
     def _check(self) -> None:
         """Report new steps; at the goal, begin the additional step or end the program."""
         wanted = self._goal.count
-        if self._mode is not None:
+        if self._recording is not None:
             if self._complete > self._shown:
-                self.flops = None if self.flops_error else self._mode.get_total_flops()
+                if not self.flops_error:
+                    self.flops, self.bound = self._recording.flops, self._recording.bound()
                 self._is_finished = True
             return
         for number in range(self._shown + 1, min(self._complete, wanted or self._complete) + 1):
@@ -200,8 +203,8 @@ class Progress:
         if self._is_finished or not self.counts_flops:
             self._is_finished = True
             return
-        self._mode = counting_flops()
-        self._mode.__enter__()
+        self._recording = Recording(self._job)
+        self._recording.__enter__()
 
     def _look_for_calls(self) -> None:
         """End a loop that calls no optimizer, for example because a gradient scaler skips each step."""
@@ -233,7 +236,7 @@ class Progress:
         if not self._is_quiet:
             print(f"[dry run] rank {self._job.rank}: {text}", file=sys.stderr, flush=True)
 
-    def _leave_mode(self) -> None:
-        mode, self._mode = self._mode, None
-        if mode is not None:
-            mode.__exit__(None, None, None)
+    def _stop_recording(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.__exit__(None, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from .late_imports import patch_late_imports
 from .overlaps import Overlaps
 from .places import ModuleNames, place_here
 
-__all__ = ["Recorder"]
+__all__ = ["CollectiveListener", "Recorder"]
 
 Work: Any = torch._C._distributed_c10d.Work
 ProcessGroup: Any = dist.ProcessGroup
@@ -34,6 +34,16 @@ ProcessGroup: Any = dist.ProcessGroup
 # The arguments that a collective reads and writes, by their names in the schemas of c10d. Others are read and written.
 GIVEN = ("input_tensor", "input_tensors", "input_list", "inputs", "input")
 RECEIVED = ("output_tensor", "output_tensors", "output_lists", "outputs", "output")
+
+
+class CollectiveListener(Protocol):
+    """Follows the collectives from the call to the wait."""
+
+    def issue(self, number: int, collective: Collective) -> None:
+        """Note that a collective is called."""
+
+    def finish(self, number: int) -> None:
+        """Note that the program waits for a collective on the current stream."""
 
 
 class Recorder:
@@ -44,10 +54,12 @@ class Recorder:
 
     Attributes:
         collectives: The records so far.
+        listener: Follows collectives; None by default.
     """
 
     def __init__(self, traces_lines: bool) -> None:
         self.collectives: list[Collective] = []
+        self.listener: CollectiveListener | None = None
         self._traces_lines = traces_lines
         self._names = ModuleNames()
         self._by_work: dict[Any, int] = {}
@@ -80,8 +92,7 @@ class Recorder:
         self._results.pop(work, None)
         number = self._by_work.pop(work, None)
         if number is not None:
-            self._mark_waited(number)
-            self._overlaps.wait(number)
+            self._finish(number)
 
     def results_of(self, work: Any) -> list[Tensor] | None:
         """Return the tensors that the collective writes, as the future of a real backend does; None if unknown."""
@@ -102,6 +113,8 @@ class Recorder:
         self.collectives.append(made)
         is_put_off(partial(self.collectives.append, made))
         self._overlaps.issue(number, made)
+        if self.listener is not None:
+            self.listener.issue(number, made)
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 self._by_storage[tensor.untyped_storage()._cdata] = number
@@ -150,13 +163,19 @@ class Recorder:
             issued_in=place_here(self._names),
             waited_in=None,
             line=place_of(users_frame()) if self._traces_lines else "",
+            bytes_kept=_kept(operator, arguments, group, given) if "alltoall" in operator else 0,
         )
 
     def _wait_for_tensor(self, tensor: Tensor) -> None:
         number = self._by_storage.get(tensor.untyped_storage()._cdata)
         if number is not None and self.collectives[number].waited_in is None:
-            self._mark_waited(number)
-            self._overlaps.wait(number)
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        self._mark_waited(number)
+        self._overlaps.wait(number)
+        if self.listener is not None:
+            self.listener.finish(number)
 
     def _mark_waited(self, number: int) -> None:
         self.collectives[number] = replace(self.collectives[number], waited_in=place_here(self._names))
@@ -177,6 +196,15 @@ def _parameters(name: str) -> tuple[str, ...]:
 
 def _bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _kept(operator: str, arguments: dict[str, Any], group: Any, given: list[Tensor]) -> int:
+    """Return the bytes that an all-to-all sends to this rank."""
+    rank, splits = group.rank(), arguments.get("input_split_sizes")
+    if operator == "alltoall_":
+        return _bytes(given[rank : rank + 1])
+    share = splits[rank] / max(sum(splits), 1) if splits else 1 / int(group.size())
+    return round(_bytes(given) * share)
 
 
 def _name_of(group: Any) -> str:

@@ -11,6 +11,7 @@ from ..fake.assumed_values import INTEGER, KINDS, SHAPE
 from ..memory.plots import page_of
 from ..memory.reports import in_units
 from .progress import FORWARD
+from .time_bounds import sentence
 
 __all__ = ["fits", "html_report", "html_tables", "operations", "text_report", "verdict"]
 
@@ -111,6 +112,22 @@ def _tables(rank: Content) -> Iterable[tuple[str, Row, list[Row]]]:
             for row in rank["collectives"]
         ],
     )
+    if rank.get("bound"):
+        yield (
+            f"Least time of operators in a {rank['unit']}",
+            ("time", "calls", "bound by", "operator", "module", "line"),
+            [
+                (
+                    f"{one['seconds']:.3g} s",
+                    one["calls"],
+                    one["bounded_by"],
+                    one["operator"],
+                    one["module"],
+                    one["line"],
+                )
+                for one in rank["bound"]["operators"]
+            ],
+        )
     yield (
         "Files that the program would have changed",
         ("path", "change", "bytes"),
@@ -150,6 +167,10 @@ def _summary(rank: Content, size: int) -> list[str]:
     lines = [f"rank {rank['rank']} of {size}: {verdict(rank)}{_assumptions(rank)}"]
     if rank["flops"] is not None:
         lines.append(f"{operations(rank['flops'])} in a {rank['unit']}")
+    if rank.get("bound"):  # older reports have none
+        lines.append(sentence(rank["bound"], rank["unit"]))
+    elif rank["flops"] is not None and rank.get("bound_error"):
+        lines.append(f"The time has no bound: {rank['bound_error']}.")
     if rank["flops_error"] and rank["outcome"] != "failed":
         lines.append(f"The floating-point operations were not counted: {rank['flops_error']}.")
     if rank["outcome"] == "too few":

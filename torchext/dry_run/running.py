@@ -25,6 +25,7 @@ from .files import Change
 from .files.refusals import about_refusal
 from .messages import Messages
 from .progress import Finished, Goal, Progress
+from .time_bounds import TimeBound, why_unbounded
 from .world import World, world
 
 __all__ = ["HOST", "DevicePeak", "RankReport", "run_rank"]
@@ -85,6 +86,8 @@ class RankReport:
         collectives: The collectives, by phase, group and operator.
         peers: The ranks with which messages are exchanged, in ascending order.
         flops: The floating-point operations of one step or forward pass; None if they were not counted.
+        bound: The lower bound of the time of one step or forward pass; None if there is none.
+        bound_error: The reason why the time has no bound; empty if `flops_error` is the reason.
         flops_error: The reason why they were not counted; empty if they were, or if counting is turned off.
         values: The places that read values that do not exist.
         files: The changes of files that the program would make.
@@ -109,6 +112,8 @@ class RankReport:
     peers: list[int] = field(default_factory=list)
     flops: int | None = None
     flops_error: str = ""
+    bound: TimeBound | None = None
+    bound_error: str = ""
     values: list[AssumedValue] = field(default_factory=list)
     files: list[Change] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -209,7 +214,8 @@ def run_rank(
 def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: Progress, start: float) -> RankReport:
     """Complete the report at the end of the run."""
     report.made = progress.made
-    report.flops = progress.flops
+    report.flops, report.bound = progress.flops, progress.bound
+    report.bound_error = why_unbounded(job)
     if progress.counts_flops and report.flops is None and not report.flops_error:
         report.flops_error = progress.flops_error or _why_not_counted(report, progress)
     report.remarks = [*job.remarks, *progress.steps.remarks, *(job.messages.remarks if job.messages else ())]

@@ -19,6 +19,7 @@ from . import cuda, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
 from .fake_tensor_mode import fakes_on_this_thread
 from .gpus import FakeGPU
+from .rates import PeakRates
 from .threads import carry_blocks, carry_blocks_to_threads
 from .transformers import transformers_see_fakes
 from .triton_kernels import triton_launches_nothing
@@ -27,6 +28,7 @@ __all__ = [
     "CacheInfo",
     "DataDependentError",
     "FakeGPU",
+    "PeakRates",
     "UnsupportedOperatorError",
     "cache_clear",
     "cache_info",

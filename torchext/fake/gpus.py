@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from ..tools.checks import check_is_int
+from .rates import RATES, PeakRates
 
 __all__ = ["FakeGPU", "as_fake_gpu"]
 
@@ -74,6 +75,8 @@ class FakeGPU:
         multiprocessors: The number of streaming multiprocessors. Default: that of the model; 132 for unknown models.
         context: The bytes that a CUDA context and its libraries occupy in each process, which PyTorch cannot allocate.
             They depend on the driver. Default: 0.
+        rates: The highest rates of operations, memory and communication. Default: those of the model; None for unknown
+            models.
 
     Raises:
         TypeError: `name` is not a string, `count` is not an int, or `capability` is not a pair of ints.
@@ -93,6 +96,7 @@ class FakeGPU:
     max_threads_per_multiprocessor: int = field(default=0, repr=False)
     shared_memory_per_block_optin: int = field(default=0, repr=False)
     l2_cache: int = field(default=0, repr=False)
+    rates: PeakRates | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -108,6 +112,8 @@ class FakeGPU:
         ):
             if not any(_numbers(getattr(self, attribute))):
                 object.__setattr__(self, attribute, getattr(model, attribute))
+        if self.rates is None:
+            object.__setattr__(self, "rates", RATES.get(model.name))
         self._check()
 
     def _check_types(self) -> None:

@@ -1,0 +1,89 @@
+"""The least time that a collective occupies the links of a GPU.
+
+NOTE [Bytes that must cross]
+
+The bytes that enter and leave a rank in any algorithm, NVLink SHARP and InfiniBand SHARP included: an all-reduce of S
+bytes sends and receives S bytes on each rank, because switches may compute the sums. A rank of an all-gather receives
+what it does not have, and a rank of a reduce-scatter sends what others need.
+
+Between machines, ranks of one group and one machine may share their traffic: each byte enters and leaves the machine
+once, and the adapters of all these ranks transfer it. The links and the network may work at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..fake.rates import PeakRates
+from .collectives import Collective
+
+__all__ = ["Crossing", "crossing_of"]
+
+
+class Crossing(NamedTuple):
+    """Bytes that enter and leave a rank, and bytes of these that enter and leave by its network adapter."""
+
+    received: float = 0.0
+    sent: float = 0.0
+    network_received: float = 0.0
+    network_sent: float = 0.0
+
+    def seconds(self, rates: PeakRates) -> float:
+        """Return the least time for these bytes."""
+        has_network = self.network_received or self.network_sent
+        link = rates.link + (rates.network if has_network else 0.0)
+        return max(max(self.received, self.sent) / link, max(self.network_received, self.network_sent) / rates.network)
+
+
+def crossing_of(one: Collective, rank: int, per_node: int) -> Crossing:
+    """Return the bytes that must cross the links of `rank` in any algorithm.
+
+    Args:
+        one: A collective of the rank.
+        rank: The global rank.
+        per_node: The number of ranks of a machine.
+    """
+    size = one.group_size
+    if rank not in one.ranks or size == 1 or not one.device.startswith("cuda"):
+        return Crossing()
+    local = sum(other // per_node == rank // per_node for other in one.ranks)
+    name = one.operator
+    if name.startswith(("send", "recv")):
+        return _message(one, rank, per_node)
+    if "alltoall" in name:
+        kept, is_even = one.bytes_kept, one.bytes_kept * size == one.bytes_sent == one.bytes_received
+        far = one.bytes_sent * (size - local) / size if is_even else 0.0
+        return Crossing(max(one.bytes_received - kept, 0), one.bytes_sent - kept, far, far)
+    if "allgather" in name or "reduce_scatter" in name:
+        whole = max(one.bytes_sent, one.bytes_received)
+        most, least = whole * (size - 1) / size, whole / size
+        far, near = (whole * (size - local) / size / local, whole / size) if local < size else (0.0, 0.0)
+        return Crossing(most, least, far, near) if "allgather" in name else Crossing(least, most, near, far)
+    if "allreduce" in name:
+        far = one.bytes_sent / local if local < size else 0.0
+        return Crossing(one.bytes_sent, one.bytes_sent, far, far)
+    if name in ("broadcast", "reduce") and one.peer is not None:
+        return _rooted(one, rank, local, one.ranks[one.peer], per_node)
+    return Crossing()
+
+
+def _message(one: Collective, rank: int, per_node: int) -> Crossing:
+    count = max(one.bytes_sent, one.bytes_received)
+    if one.peer is None or not 0 <= one.peer < len(one.ranks):
+        return Crossing()
+    far = count if one.ranks[one.peer] // per_node != rank // per_node else 0
+    return Crossing(sent=count, network_sent=far) if one.operator == "send" else Crossing(count, 0, far)
+
+
+def _rooted(one: Collective, rank: int, local: int, root: int, per_node: int) -> Crossing:
+    """Return the bytes of a broadcast or a reduction: each rank except the root transfers all of them once."""
+    count = max(one.bytes_sent, one.bytes_received)
+    far = count / local if local < one.group_size and not _is_near(one.ranks, root, rank, per_node) else 0.0
+    leaves = (rank == root) == (one.operator == "broadcast")
+    return Crossing(0, count, 0, far) if leaves else Crossing(count, 0, far)
+
+
+def _is_near(ranks: Sequence[int], root: int, rank: int, per_node: int) -> bool:
+    """Return true if traffic with the root need not leave the machine of `rank`."""
+    return rank != root and rank // per_node == root // per_node

@@ -1,0 +1,370 @@
+"""A lower bound of the time of a step on the described GPUs.
+
+The bound holds for each run of the program on this model of GPU and network, if libraries do at least the work that
+`work.py` counts. It is the largest of:
+
+- the path of operators and collectives on streams (`timeline.py`), where an operator takes the time of its operations
+  or of its memory traffic, and a collective that of the bytes that must cross (`links.py`);
+- the work of one stream;
+- the bytes that enter or leave the GPU.
+
+In a program that calls `torch.compile()`, a compiler may fuse operators and may keep values instead of computing them
+again. There only the operations, without those of recomputed operators, and the traffic of the optimizer count.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from typing_extensions import Self
+
+from .. import _C
+from ..fake.rates import PeakRates
+from ..fake.stream_order import Clock, StreamKey, listeners
+from ..tools.results import Column, Table
+from ..tools.source_lines import place_of, users_frame
+from .collectives import Collective, Place
+from .compiling import IGNORED, is_in_compiled_code
+from .current import Job, current
+from .flops import counting_flops
+from .links import Crossing, crossing_of
+from .places import ModuleNames, place_here
+from .timeline import Event, Finish, Issue, Run, Wait, least_time
+from .work import certain_flops, gpu_of, rate_of, traffic_of
+
+__all__ = ["BoundingOperator", "Recording", "TimeBound", "bound_time"]
+
+MOST_OPERATORS = 10
+
+
+@dataclass(frozen=True)
+class BoundingOperator:
+    """Calls of an operator in one line and in modules that differ only in their numbers.
+
+    Attributes:
+        operator: The operator or the collective.
+        module: The module and the phase, with `*` for numbers.
+        line: The source line, `file:line in function`; empty if unknown.
+        calls: The number of calls.
+        seconds: Their least time.
+        bounded_by: `compute`, `memory` or `network`.
+    """
+
+    operator: str
+    module: str
+    line: str
+    calls: int
+    seconds: float
+    bounded_by: str
+
+
+@dataclass(frozen=True)
+class TimeBound:
+    """A lower bound of the time of a step. Prints as a sentence and a table.
+
+    Attributes:
+        seconds: The least time of a step.
+        compute: The time of its operations at the highest clock, in seconds.
+        memory: The time of its certain memory traffic, in seconds.
+        network: The time of its certain communication, within and between machines, in seconds.
+        not_overlapped: The part of `seconds` that communication adds.
+        utilization: The operations that `torch.utils.flop_counter` counts, without those that `torch.utils.checkpoint`
+            repeats, over those that the GPU can do in that time by its data sheet: an upper limit of the model FLOPs
+            utilization (MFU). None if above 1.
+        flops: The number of operations, with repeated ones.
+        is_compiled: Whether the program calls `torch.compile()`, which leaves less certain work.
+        rates: The rates that were used.
+        operators: The operators with the largest times.
+
+    Example:
+        >>> from torchext.dry_run import bound_time, world
+        >>> with world(1, gpu="A100-80GB"):
+        ...     a = torch.ones(8192, 8192, dtype=torch.bfloat16, device="cuda")
+        ...     bound = bound_time(lambda: a @ a)
+        >>> f"{1e3 * bound.seconds:.1f} ms"
+        '3.5 ms'
+    """
+
+    seconds: float
+    compute: float
+    memory: float
+    network: float
+    not_overlapped: float
+    utilization: float | None
+    flops: int
+    is_compiled: bool
+    rates: PeakRates
+    operators: tuple[BoundingOperator, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as builtin types, for JSON."""
+        rates = {name: value if value < float("inf") else None for name, value in asdict(self.rates).items()}
+        return {**asdict(self), "rates": rates, "operators": [asdict(one) for one in self.operators]}
+
+    def _table(self) -> Table:
+        columns = [Column("time", lambda value: f"{value:.3g} s", is_number=True), Column("calls", is_number=True)]
+        columns += [Column("bound by"), Column("operator"), Column("module"), Column("line")]
+        rows = [(one.seconds, one.calls, one.bounded_by, one.operator, one.module, one.line) for one in self.operators]
+        return Table(columns, rows)
+
+    def __str__(self) -> str:
+        return f"{sentence(self.to_dict(), 'step')}\n\n{self._table()}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{sentence(self.to_dict(), 'step')}</p>{self._table()._repr_html_()}"
+
+
+def sentence(bound: Any, unit: str) -> str:
+    """Return the sentence of the report about the content of a bound, for a step or a forward pass."""
+    parts = ", ".join(f"{name} {bound[name]:.3g}" for name in ("compute", "memory", "network"))
+    network = f", {bound['not_overlapped']:.3g} of it not overlapped" if bound["network"] else ""
+    mfu = "" if bound["utilization"] is None else f"; MFU is at most {100 * bound['utilization']:.0f} %"
+    return f"A {unit} takes at least {bound['seconds']:.3g} s ({parts}{network}){mfu}."
+
+
+def bound_time(step: Callable[[], object]) -> TimeBound:
+    """Run a step in a block of `world()`, and return a lower bound of its time on the GPUs of the world.
+
+    Args:
+        step: Makes one step. It has to be like the steps before it, so call it once before, to allocate gradients and
+            optimizer states.
+
+    Raises:
+        RuntimeError: No block of `world()` is open.
+        ValueError: The world has no GPUs, or their rates are unknown: describe them with `FakeGPU(rates=...)`.
+    """
+    job = current()
+    if job is None:
+        raise RuntimeError("A bound of time needs the GPUs of a world: call bound_time() in a block of world().")
+    reason = why_unbounded(job)
+    if reason:
+        raise ValueError(f"The time has no bound: {reason}.")
+    with Recording(job) as recording:
+        step()
+    bound = recording.bound()
+    assert bound is not None
+    return bound
+
+
+def why_unbounded(job: Job) -> str:
+    """Return why a job has no bound of time, or an empty string."""
+    if job.gpu is None:
+        return "the job has no GPUs"
+    if job.gpu.rates is None:
+        return f"the rates of {job.gpu.name!r} are unknown, so give them with FakeGPU(rates=...) or --rates"
+    return ""
+
+
+class _Label(NamedTuple):
+    operator: str
+    place: Place
+    line: str
+
+
+@dataclass(slots=True)
+class _Operator:
+    """The least time of one operator or collective, in seconds.
+
+    Attributes:
+        event: The number of its event.
+        label: Its place.
+        compute: The time of its certain operations.
+        by_data_sheet: The time of the operations that PyTorch counts, by the data sheet; 0 if `torch.utils.checkpoint`
+            repeats them.
+        memory: The time of its memory traffic.
+        network: The time of its communication.
+        is_eager: Whether no compiler can remove its memory traffic.
+        is_again: Whether a backward pass may compute values again with it.
+    """
+
+    event: int
+    label: _Label
+    compute: float = 0.0
+    by_data_sheet: float = 0.0
+    memory: float = 0.0
+    network: float = 0.0
+    is_eager: bool = True
+    is_again: bool = False
+
+    def compiled(self) -> _Operator:
+        """Return what is left if a compiler may fuse operators and keep values."""
+        return replace(
+            self, compute=0.0 if self.is_again else self.compute, memory=self.memory if self.is_eager else 0.0
+        )
+
+    def limit(self) -> tuple[float, str]:
+        """Return the least time and its reason."""
+        return max((self.compute, "compute"), (self.memory, "memory"), (self.network, "network"))
+
+
+class Recording:
+    """Records the operators and collectives of a step in its block, as a listener of `Recorder`.
+
+    Args:
+        job: The open world.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._rates = PeakRates() if job.gpu is None or job.gpu.rates is None else job.gpu.rates
+        self._cache = 0 if job.gpu is None else job.gpu.l2_cache
+        self._is_bounded = not why_unbounded(job)
+        self._counter = counting_flops(self._note_operator if self._is_bounded else None)
+        self._names = ModuleNames()
+        self._events: list[Event] = []
+        self._operators: list[_Operator] = []
+        self._crossings: list[Crossing] = []
+        self._labels: dict[int, _Label] = {}  # by the sequence number of the node that computes the gradient
+        self._block = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as block:
+            if self._is_bounded:
+                self._job.recorder.listener = self
+                block.callback(setattr, self._job.recorder, "listener", None)
+                listeners.append(self._note_wait)
+                block.callback(listeners.remove, self._note_wait)
+            block.enter_context(self._counter)
+            self._block = block.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._block.close()
+
+    @property
+    def flops(self) -> int:
+        """The number of operations that PyTorch counts."""
+        return int(self._counter.get_total_flops())
+
+    # ---- Recording
+
+    def issue(self, number: int, collective: Collective) -> None:
+        """Record the call of a collective."""
+        device = torch.device(collective.device)
+        if device.type != "cuda" or device.index is None:
+            return
+        crossing = crossing_of(collective, self._job.rank, self._job.per_node)
+        stream, seconds = (device.index, collective.stream), crossing.seconds(self._rates)
+        self._crossings.append(crossing)
+        label = _Label(collective.operator, collective.issued_in, collective.line)
+        self._operators.append(_Operator(len(self._events), label, network=seconds))
+        if collective.is_async:
+            chain = "" if collective.operator.startswith(("send", "recv")) else f"{collective.group}{collective.ranks}"
+            self._events.append(Issue(number, stream, seconds, chain))
+        else:
+            self._events.append(Run(stream, _C.work_on_fake_stream(*stream), seconds))
+
+    def finish(self, number: int) -> None:
+        """Record that the current stream waits for a collective."""
+        index = torch.cuda.current_device()
+        self._events.append(Finish(number, (index, _C.current_fake_stream(index))))
+
+    def _note_wait(self, stream: StreamKey, clock: Clock) -> None:
+        self._events.append(Wait(stream, dict(clock)))
+
+    def _note_operator(
+        self, packet: Any, counted: int, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        device = gpu_of((out, args, kwargs))
+        if device is None:
+            return
+        rate = rate_of(packet, args, self._rates) if counted else 0.0
+        flops = certain_flops(packet, counted, out, args, kwargs) if rate else 0
+        beyond_cache = [max(count - self._cache, 0) for count in traffic_of(packet, out, args, kwargs)]
+        if not (counted or any(beyond_cache)):
+            return
+        label = self._label(packet)
+        one = _Operator(len(self._events), label)
+        one.is_again = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+        if rate:
+            one.compute, one.by_data_sheet = flops / rate / self._rates.boost, counted / rate
+        if one.is_again and _is_in_checkpoint():
+            one.by_data_sheet = 0.0
+        one.memory = sum(beyond_cache) / self._rates.memory
+        one.is_eager = label.place.phase == "optimizer" and not is_in_compiled_code.get()
+        self._operators.append(one)
+        stream = (device, _C.current_fake_stream(device))
+        self._events.append(Run(stream, _C.work_on_fake_stream(*stream), 0.0))
+
+    def _label(self, packet: Any) -> _Label:
+        """Return the place of the running operator. Gradients have the place of the operator that they belong to."""
+        node = torch._C._current_autograd_node()
+        forward = None if node is None else self._labels.get(node._sequence_nr())
+        if forward is not None and not torch.is_grad_enabled():
+            return _Label(packet.__name__, replace(forward.place, phase="backward"), forward.line)
+        label = _Label(packet.__name__, place_here(self._names), place_of(users_frame()))
+        if torch.is_grad_enabled():
+            self._labels[torch._C._autograd._get_sequence_nr() - 1] = label
+        return label
+
+    # ---- The result
+
+    def bound(self) -> TimeBound | None:
+        """Return the bound of the recorded operators and collectives; None if the rates of the GPUs are unknown."""
+        if not self._is_bounded:
+            return None
+        is_compiled = self._job.has_remark(IGNORED)
+        operators = [one.compiled() for one in self._operators] if is_compiled else self._operators
+        network = self._network()
+        seconds = max(self._least_time(operators), network)
+        alone = self._least_time([replace(one, network=0.0) for one in operators])
+        utilization = sum(one.by_data_sheet for one in operators) / seconds if seconds else 0.0
+        return TimeBound(
+            seconds=seconds,
+            compute=sum(one.compute for one in operators),
+            memory=sum(one.memory for one in operators),
+            network=network,
+            not_overlapped=seconds - alone,
+            utilization=utilization if 0 < utilization <= 1 else None,
+            flops=self.flops,
+            is_compiled=is_compiled,
+            rates=self._rates,
+            operators=_largest(operators),
+        )
+
+    def _least_time(self, operators: list[_Operator]) -> float:
+        events = list(self._events)
+        for one in operators:
+            event = events[one.event]
+            assert isinstance(event, Run | Issue)
+            events[one.event] = replace(event, seconds=one.limit()[0])
+        return least_time(events)
+
+    def _network(self) -> float:
+        """Return the least time in which all bytes enter and leave the GPU."""
+        return Crossing(*map(sum, zip(*self._crossings, strict=True))).seconds(self._rates) if self._crossings else 0.0
+
+
+def _is_in_checkpoint() -> bool:
+    """Return true if `torch.utils.checkpoint` repeats a forward pass."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _largest(operators: list[_Operator]) -> tuple[BoundingOperator, ...]:
+    """Return the operators with the largest times, summed over modules with the same structure."""
+    seconds: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
+    calls: Counter[tuple[str, str, str, str]] = Counter()
+    for one in operators:
+        time, reason = one.limit()
+        if time:
+            module = re.sub(r"(?<![^.])\d+(?![^.])", "*", str(one.label.place))
+            key = (one.label.operator, module, one.label.line, reason)
+            seconds[key] += time
+            calls[key] += 1
+    return tuple(
+        BoundingOperator(operator, module, line, calls[key], time, reason)
+        for key, time in sorted(seconds.items(), key=lambda item: -item[1])[:MOST_OPERATORS]
+        for operator, module, line, reason in [key]
+    )

@@ -1,0 +1,112 @@
+"""The least time of a sequence of operators and collectives on streams.
+
+NOTE [Critical path]
+
+An operator starts after the operators that were issued before it on its stream, and after the work that its stream
+waits for. A collective starts after the work of the stream on which it is called, and after the collectives that its
+group has started before. All durations are lower bounds, so the end of the last operator is one, too.
+
+Steps may overlap: a side stream can still run while the next step begins on the main stream. So only paths that begin
+and end on the main stream, the one with the most work, bound the time between two steps. Work on another stream counts
+from where that stream waits for the main stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..fake.stream_order import Clock, StreamKey
+
+__all__ = ["Event", "Finish", "Issue", "Run", "Wait", "least_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An operator, or a collective that runs on the stream on which it is called.
+
+    Attributes:
+        stream: The stream.
+        position: The number of operators issued on the stream, including it.
+        seconds: Its least duration.
+    """
+
+    stream: StreamKey
+    position: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A stream waits for the work that `clock` counts."""
+
+    stream: StreamKey
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """A collective begins on a stream of its own. Those with the same `chain` run one after the other."""
+
+    number: int
+    stream: StreamKey
+    seconds: float
+    chain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A stream waits for a collective."""
+
+    number: int
+    stream: StreamKey
+
+
+Event: TypeAlias = Run | Wait | Issue | Finish
+
+NEVER = float("-inf")
+
+
+def least_time(events: Iterable[Event]) -> float:
+    """Return the least time between the begin and the end of the events on the main stream, in seconds."""
+    events = list(events)
+    work: dict[StreamKey, float] = defaultdict(float)
+    for event in events:
+        if isinstance(event, Run):
+            work[event.stream] += event.seconds
+    if not work:
+        return 0.0
+    main = max(work, key=lambda stream: work[stream])
+    return max(_path(events, main), work[main])
+
+
+def _path(events: Iterable[Event], main: StreamKey) -> float:
+    """Return the length of the longest path that begins and ends on `main`."""
+    now: dict[StreamKey, float] = defaultdict(lambda: NEVER, {main: 0.0})
+    ends: dict[StreamKey, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
+    chains: dict[str, float] = defaultdict(lambda: NEVER)
+    finished: dict[int, float] = {}
+    for event in events:
+        stream = event.stream
+        if isinstance(event, Run):
+            now[stream] += event.seconds
+            positions, times = ends[stream]
+            positions.append(event.position)
+            times.append(now[stream])
+        elif isinstance(event, Wait):
+            now[stream] = max([now[stream], *(_end(ends[other], count) for other, count in event.clock.items())])
+        elif isinstance(event, Issue):
+            finished[event.number] = max(now[stream], chains[event.chain]) + event.seconds
+            chains[event.chain] = finished[event.number] if event.chain else NEVER
+        else:
+            now[stream] = max(now[stream], finished.get(event.number, NEVER))
+    return now[main]
+
+
+def _end(ends: tuple[list[int], list[float]], count: int) -> float:
+    """Return the time at which the first `count` operators of a stream are done."""
+    index = bisect_right(ends[0], count) - 1
+    return ends[1][index] if index >= 0 else NEVER

@@ -1,0 +1,232 @@
+"""The work that an operator certainly does on a GPU: operations, and bytes that its memory transfers.
+
+NOTE [Certain work]
+
+A lower bound of time counts only work that every implementation of the operator does:
+
+- Products of matrices are counted as PyTorch's `FlopCounterMode` counts them. No library for GPUs multiplies matrices
+  with fewer operations (Strassen's algorithm).
+- Causal attention needs the lower triangle only. With a mask, a window or packed sequences, nothing is certain.
+- A convolution may be computed by Winograd's algorithm or by Fourier transforms. These need at least one
+  multiplication for each output element and pair of channels, so the size of the kernel is not counted.
+- Inputs are read if the operator reads each element, and results are written if it writes each element. Operators
+  that select elements, such as `embedding` and `index_select`, may read a few rows only. `TABLE` lists the operators;
+  others transfer nothing.
+- When a kernel begins, the L2 cache contains at most its capacity of the inputs. When it ends, the cache contains at
+  most its capacity of results that have not reached the memory. So reads and writes each count beyond that capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import chain
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..fake.rates import PeakRates
+
+__all__ = ["certain_flops", "gpu_of", "rate_of", "traffic_of"]
+
+aten = torch.ops.aten
+
+# ---- Operations
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
+CONVOLUTIONS = frozenset({"convolution", "_convolution"})
+ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
+
+
+def certain_flops(packet: Any, counted: int, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the certain operations of a call for which PyTorch counts `counted`."""
+    name = packet.__name__
+    if name in PRODUCTS:
+        return 0 if kwargs.get("alpha", 1) == 0 else counted
+    if name.startswith(ATTENTION):
+        return int(counted * _share_of_attention(_named(packet, args, kwargs), name.startswith("_scaled")))
+    if name in CONVOLUTIONS or name == "convolution_backward":
+        return _convolution(out, _named(packet, args, kwargs))
+    return 0
+
+
+def rate_of(packet: Any, args: tuple[Any, ...], rates: PeakRates) -> float:
+    """Return the operations per second for the dtype of the factors, by the data sheet; 0 if unknown."""
+    factor = args[1 if packet.__name__ in ("addmm", "baddbmm") else 0]
+    name = str(factor.dtype).removeprefix("torch.").partition("_")[0]
+    if name == "float32" and _allows_tf32(packet.__name__ in PRODUCTS):
+        name = "tf32"
+    return float(getattr(rates, name, 0.0))
+
+
+def _allows_tf32(is_product: bool) -> bool:
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32 if is_product else torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the newer `fp32_precision` has been set, after which this may not be read
+        return True
+
+
+def _share_of_attention(given: dict[str, Any], has_heads_first: bool) -> float:
+    """Return the part of the square of queries and keys that a kernel cannot skip."""
+    if any(_is_given(given.get(name)) for name in ("attn_bias", "bias", "seqused_k", "seqlen_k", "window_size")):
+        return 0.0
+    if any((given.get(name) or -1) >= 0 for name in ("window_size_left", "window_size_right")):
+        return 0.0
+    if given["query"].dim() != 4:  # packed sequences
+        return 0.0
+    sequence = 2 if has_heads_first else 1
+    queries, keys = given["query"].shape[sequence], given["key"].shape[sequence]
+    if given.get("is_causal") or given.get("custom_mask_type"):
+        least = min(queries, keys)
+        return least * (least + 1) / 2 / (queries * keys) if least else 0.0
+    return 1.0
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and not (isinstance(value, Tensor) and not value.numel())
+
+
+def _convolution(out: Any, given: dict[str, Any]) -> int:
+    """Return the operations of a convolution, or of its gradients, with a kernel of one element."""
+    outputs = given.get("grad_output", out)
+    elements = given["input"].numel() if given.get("transposed") else outputs.numel()
+    return int(2 * elements * given["weight"].shape[1] * sum(given.get("output_mask", (True,))[:2]))
+
+
+def _named(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(_parameters(packet), args, strict=False)), **kwargs}
+
+
+@cache
+def _parameters(packet: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in getattr(packet, packet.overloads()[0])._schema.arguments)
+
+
+# ---- Memory
+
+Select = Callable[[tuple[Any, ...]], Iterable[Any]]
+
+
+def _all(args: tuple[Any, ...]) -> Iterable[Any]:
+    return args
+
+
+def _second(args: tuple[Any, ...]) -> Iterable[Any]:
+    return args[1:2]
+
+
+def _none(args: tuple[Any, ...]) -> Iterable[Any]:
+    return ()
+
+
+def _first_two(args: tuple[Any, ...]) -> Iterable[Any]:
+    return args[:2]
+
+
+def _first(args: tuple[Any, ...]) -> Iterable[Any]:
+    return args[:1]
+
+
+# What an operator certainly reads. Its results are written.
+TABLE: dict[str, Select] = {
+    **dict.fromkeys(PRODUCTS | CONVOLUTIONS, _all),
+    **dict.fromkeys(("convolution_backward", "nll_loss_backward"), _first),
+    **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "prod", "amax", "amin", "argmax", "argmin"), _first),
+    **dict.fromkeys(("norm", "linalg_vector_norm", "logsumexp", "cumsum", "_softmax", "_log_softmax"), _first),
+    **dict.fromkeys(("native_layer_norm", "native_batch_norm", "cudnn_batch_norm", "native_group_norm"), _first),
+    **dict.fromkeys(("_fused_rms_norm", "native_dropout", "_to_copy"), _first),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _first_two),
+    **dict.fromkeys(("native_layer_norm_backward", "native_batch_norm_backward"), _first_two),
+    **dict.fromkeys(("cudnn_batch_norm_backward", "native_dropout_backward", "_fused_rms_norm_backward"), _first_two),
+    **dict.fromkeys(("cat", "stack", "clone"), _first),
+    **dict.fromkeys(("copy_", "_foreach_copy_"), _second),
+    **dict.fromkeys(("where", "masked_fill", "masked_fill_", "tril", "triu", "index", "index_select", "gather"), _none),
+    **dict.fromkeys(("zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros"), _none),
+    **dict.fromkeys(("fill_", "zero_", "_foreach_zero_", "normal_", "uniform_", "bernoulli_"), _none),
+    **dict.fromkeys(
+        ("embedding", "embedding_dense_backward", "select_backward", "slice_backward", "max_pool2d_with_indices"), _none
+    ),
+    "max_pool2d_with_indices_backward": _first,
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_"), _all),
+}
+
+
+@cache
+def _reads_of(packet: Any) -> Select | None:
+    """Return what an operator certainly reads; None if its traffic is unknown."""
+    name = packet.__name__
+    if name in TABLE:
+        return TABLE[name]
+    is_pointwise = torch.Tag.pointwise in getattr(packet, packet.overloads()[0]).tags
+    return _all if is_pointwise or name.startswith("_foreach_") else None
+
+
+def traffic_of(packet: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """Return the bytes of GPU memory that a call certainly reads and writes, through the cache; 0 for views."""
+    reads = _reads_of(packet)
+    if reads is None or kwargs.get("beta", 1) == 0:
+        return 0, 0
+    name = packet.__name__
+    written = _tensors(out)
+    if name.startswith("_fused_"):
+        written = _tensors((args[0], *(args[2:4] if name.startswith("_fused_adam") else args[2:3])))
+    elif name.endswith("_"):
+        written = _tensors(args[0])
+    elif "out" not in kwargs:
+        given = {_storage(one) for one in _tensors((args, kwargs))}
+        if any(_storage(one) in given for one in written):
+            return 0, 0
+    return _distinct_bytes(_tensors(tuple(reads(args)))), _distinct_bytes(written)
+
+
+def gpu_of(values: Any) -> int | None:
+    """Return the number of the first GPU with a tensor of `values`; None if they are elsewhere."""
+    return next((one.device.index for one in _tensors(values) if one.device.type == "cuda"), None)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _distinct_bytes(tensors: list[Tensor]) -> int:
+    """Return the bytes in GPU memory of tensors that may share storages."""
+    spans: dict[int, list[tuple[int, int, int]]] = {}
+    for tensor in tensors:
+        if tensor.device.type == "cuda" and tensor.layout is torch.strided and tensor.numel():
+            size = tensor.element_size()
+            extent, count = _extent(tensor.shape, tensor.stride())
+            begin = int(tensor.storage_offset()) * size
+            spans.setdefault(_storage(tensor), []).append((begin, begin + extent * size, count * size))
+    return sum(_union(sorted(parts)) for parts in spans.values())
+
+
+def _extent(shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
+    """Return the length of the range of elements, and the number of distinct ones; 0 if windows overlap."""
+    extent, sizes = 1, []
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1 or stride == 0:
+            continue
+        if stride < extent:
+            return extent + stride * (size - 1), 0
+        extent += stride * (size - 1)
+        sizes.append(size)
+    return extent, prod(sizes)
+
+
+def _union(spans: list[tuple[int, int, int]]) -> int:
+    """Return the least number of bytes in ranges of (begin, end, bytes), of which some may be the same."""
+    total = latest = until = 0
+    for begin, end, count in chain(spans, [(1 << 62, 0, 0)]):
+        if begin >= until:
+            total, latest = total + latest, count
+        else:
+            latest = max(latest, count)
+        until = max(until, end)
+    return total
