@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, bmm_flop, mm_flop
 
 __all__ = ["counting_flops"]
@@ -55,7 +56,6 @@ class _Counter(FlopCounterMode):
         super().__init__(display=False, custom_mapping=FORMULAS)
         self.mod_tracker = _NoModules()  # type: ignore[assignment]
         self._on_operator = on_operator
-        self.is_uncertain = False
 
     def __enter__(self) -> _Counter:
         self.flop_counts.clear()
@@ -67,7 +67,7 @@ class _Counter(FlopCounterMode):
         totals = self.flop_counts["Global"]
         before = totals[func_packet]
         super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
-        if self._on_operator is not None and not self.is_uncertain:
+        if self._on_operator is not None:
             self._on_operator(func_packet, totals[func_packet] - before, out, args, kwargs)
         return out
 
@@ -75,20 +75,13 @@ class _Counter(FlopCounterMode):
 class _OfPlainTensors(_FlopCounterMode):
     """Leaves subclasses, such as DTensor, to their own dispatch, which calls operators on the shard of this rank."""
 
-    counter: _Counter
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(one.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for one in types):
+        others = [one for one in types if one.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl]
+        if any(issubclass(one, FakeTensor) for one in others):  # DTensor propagates shapes with them
+            return func(*args, **(kwargs or {}))
+        if others:
             return NotImplemented
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-    def _execute_with_isolated_flop_counting(self, branch_fn: Any, operands: Any) -> Any:
-        # Only one branch of torch.cond() runs.
-        before, self.counter.is_uncertain = self.counter.is_uncertain, True
-        try:
-            return super()._execute_with_isolated_flop_counting(branch_fn, operands)  # type: ignore[no-untyped-call]
-        finally:
-            self.counter.is_uncertain = before
 
 
 def counting_flops(on_operator: OnOperator | None = None) -> FlopCounterMode:

@@ -9,7 +9,8 @@ The bound holds for each run of the program on this model of GPU and network, if
 - the bytes that enter or leave the GPU.
 
 In a program that calls `torch.compile()`, a compiler may fuse operators and may keep values instead of computing them
-again. There only the operations, without those of recomputed operators, and the traffic of the optimizer count.
+again. There only the operations, without those of recomputed operators, and the traffic of the optimizer count. The
+same holds for programs with `torch.cond()`, of which fakes run both branches.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch.utils.checkpoint
 from typing_extensions import Self
 
 from .. import _C
+from ..fake.higher_order import may_not_run
 from ..fake.rates import PeakRates
 from ..fake.stream_order import Clock, StreamKey, listeners
 from ..tools.results import Column, Table
@@ -224,6 +226,7 @@ class Recording:
         self._operators: list[_Operator] = []
         self._crossings: list[Crossing] = []
         self._labels: dict[int, _Label] = {}  # by the sequence number of the node that computes the gradient
+        self._skipped: set[int] = set()  # the sequence numbers of operators that a real program may skip
         self._block = ExitStack()
 
     def __enter__(self) -> Self:
@@ -275,7 +278,7 @@ class Recording:
         self, packet: Any, counted: int, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         device = gpu_of((out, args, kwargs))
-        if device is None:
+        if device is None or self._may_not_run():
             return
         rate = rate_of(packet, args, self._rates) if counted else 0.0
         flops = certain_flops(packet, counted, out, args, kwargs) if rate else 0
@@ -295,6 +298,14 @@ class Recording:
         stream = (device, _C.current_fake_stream(device))
         self._events.append(Run(stream, _C.work_on_fake_stream(*stream), 0.0))
 
+    def _may_not_run(self) -> bool:
+        """Return true for an operator, or the gradient of one, in a branch or a loop that a real program may skip."""
+        node = torch._C._current_autograd_node()
+        if not may_not_run.get():
+            return node is not None and node._sequence_nr() in self._skipped
+        self._skipped.add(torch._C._autograd._get_sequence_nr() - 1)
+        return True
+
     def _label(self, packet: Any) -> _Label:
         """Return the place of the running operator. Gradients have the place of the operator that they belong to."""
         node = torch._C._current_autograd_node()
@@ -313,7 +324,8 @@ class Recording:
         if not self._is_bounded:
             return None
         is_compiled = self._job.has_remark(IGNORED)
-        operators = [one.compiled() for one in self._operators] if is_compiled else self._operators
+        has_less = is_compiled or self._skipped
+        operators = [one.compiled() for one in self._operators] if has_less else self._operators
         network = self._network()
         seconds = max(self._least_time(operators), network)
         alone = self._least_time([replace(one, network=0.0) for one in operators])
@@ -359,7 +371,8 @@ def _largest(operators: list[_Operator]) -> tuple[BoundingOperator, ...]:
     for one in operators:
         time, reason = one.limit()
         if time:
-            module = re.sub(r"(?<![^.])\d+(?![^.])", "*", str(one.label.place))
+            place = one.label.place
+            module = str(replace(place, module=re.sub(r"(?<![^.])\d+(?![^.])", "*", place.module)))
             key = (one.label.operator, module, one.label.line, reason)
             seconds[key] += time
             calls[key] += 1

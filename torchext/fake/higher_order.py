@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial, wraps
 from types import FunctionType, MethodType
 from typing import Any, cast
@@ -33,7 +34,7 @@ from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
 from .flex_attention import KERNEL_OF, call_kernel, is_flex_attention_compiled
 
-__all__ = ["install"]
+__all__ = ["install", "may_not_run"]
 
 _torch: Any = torch._C
 _parse: Callable[[str], Any] = _torch._parse_dispatch_key
@@ -106,10 +107,24 @@ def _run_on_fakes(
         return rule(*args, **kwargs)
 
 
+may_not_run: ContextVar[bool] = ContextVar("may_not_run", default=False)
+"""Whether the running operators are in a branch or a loop that a real program may skip."""
+
+
+@contextmanager
+def _that_may_not_run() -> Iterator[None]:
+    before = may_not_run.set(True)
+    try:
+        yield
+    finally:
+        may_not_run.reset(before)
+
+
 def _merge_branches(pred: object, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any) -> Any:
     """Return the results of both branches of `torch.cond`, as results of both."""
-    found, spec = pytree.tree_flatten(true_fn(*operands))
-    others, other_spec = pytree.tree_flatten(false_fn(*operands))
+    with _that_may_not_run():
+        found, spec = pytree.tree_flatten(true_fn(*operands))
+        others, other_spec = pytree.tree_flatten(false_fn(*operands))
     if spec != other_spec:
         raise RuntimeError(
             f"Unmatched output spec from torch.cond branches: true branch tree_spec {spec} vs false branch tree_spec "
@@ -139,7 +154,8 @@ def _run_body_once(
 ) -> Any:
     """Return the results of the body of `while_loop`, whose metadata equals that of its inputs."""
     cond_fn(*carried_inputs, *additional_inputs)
-    results = body_fn(*carried_inputs, *additional_inputs)
+    with _that_may_not_run():
+        results = body_fn(*carried_inputs, *additional_inputs)
     wanted, found = pytree.tree_leaves(carried_inputs), pytree.tree_leaves(results)
     if len(wanted) != len(found) or any(
         _metadata(a)[:-1] != _metadata(b)[:-1] for a, b in zip(wanted, found, strict=True)
