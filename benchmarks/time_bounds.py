@@ -8,7 +8,7 @@ bounds its time. The bound must be below the measurement. The table of all entri
 `--write` writes the table; `--check` exits with 1 if a bound is not below its measurement.
 
 Published systems fuse operators, so most entries pass a compiled function to `torch.compile()`, which the dry run
-ignores, but after which it counts only work that fused kernels do, too. Entries with `eager` are programs of PyTorch
+ignores, but after which it counts only work that fused kernels also do. Entries with `eager` are programs of PyTorch
 operators that were not compiled. Activation checkpointing is left out: it only adds work.
 """
 
@@ -151,7 +151,7 @@ def _nemo(model: str, shape: Shape, sequence: int, passes: int, rate: float) -> 
 def _megatron(name: str, layers: int, width: int, heads: int, tensor: int, ranks: int, rate: float) -> Entry:
     """Return an entry of table 1, whose rate in TFLOP/s includes one repetition of the forward pass."""
     batch, sequence, vocabulary = 512, 2048, 51200
-    flops = 96 * batch * sequence * layers * width**2
+    flops = 96.0 * batch * sequence * layers * width**2
     flops *= 1 + sequence / (6 * width) + vocabulary / (16 * layers * width)
     shape = Shape(layers, width, heads, heads, 0, vocabulary, is_tied=True, has_bias=True)
     return Entry(
@@ -248,8 +248,8 @@ class Linear(nn.Linear):
         """Return a tensor with the shape of `x`, except the last dimension."""
         if not self.is_float8:
             return super().forward(x)
-        y: Tensor = Float8Product.apply(x.flatten(0, -2), self.weight)
-        return y.unflatten(0, x.shape[:-1])
+        y: Tensor = Float8Product.apply(x.flatten(0, -2), self.weight)  # type: ignore[no-untyped-call]
+        return y.view(*x.shape[:-1], -1)
 
 
 class Layer(nn.Module):
@@ -391,7 +391,7 @@ def _dtype(entry: Entry) -> torch.dtype:
 
 
 def _step_of_images(entry: Entry) -> Callable[[], object]:
-    model = resnet50().cuda().to(memory_format=torch.channels_last)
+    model = resnet50().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     images = torch.ones(entry.batch, 3, 224, 224, device="cuda").contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(entry.batch, dtype=torch.long, device="cuda")

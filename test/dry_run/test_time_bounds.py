@@ -376,6 +376,7 @@ def benchmark() -> ModuleType:
 SHORT = 13  # of GPT-2 and ResNet-50
 
 
+@pytest.mark.filterwarnings("ignore:.*_autograd.* is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "number", [number if number < SHORT else pytest.param(number, marks=pytest.mark.long) for number in range(44)]
 )

@@ -86,7 +86,7 @@ class RankReport:
         collectives: The collectives, by phase, group and operator.
         peers: The ranks with which messages are exchanged, in ascending order.
         flops: The floating-point operations of one step or forward pass; None if they were not counted.
-        bound: The lower bound of the time of one step or forward pass; None if there is none.
+        bound: The lower bound of the time of one step or forward pass, or None.
         bound_error: The reason why the time has no bound; empty if `flops_error` is the reason.
         flops_error: The reason why they were not counted; empty if they were, or if counting is turned off.
         values: The places that read values that do not exist.

@@ -10,7 +10,7 @@ The bound holds for each run of the program on this model of GPU and network, if
 
 In a program that calls `torch.compile()`, a compiler may fuse operators and may keep values instead of computing them
 again. There only the operations, without those of recomputed operators, and the traffic of the optimizer count. The
-same holds for programs with `torch.cond()`, of which fakes run both branches.
+same holds for programs with `torch.cond()`, because fakes run both branches.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Operator:
     is_again: bool = False
 
     def compiled(self) -> _Operator:
-        """Return what is left if a compiler may fuse operators and keep values."""
+        """Return the work that remains if a compiler may fuse operators and keep values."""
         return replace(
             self, compute=0.0 if self.is_again else self.compute, memory=self.memory if self.is_eager else 0.0
         )

@@ -4,7 +4,7 @@ NOTE [Critical path]
 
 An operator starts after the operators that were issued before it on its stream, and after the work that its stream
 waits for. A collective starts after the work of the stream on which it is called, and after the collectives that its
-group has started before. All durations are lower bounds, so the end of the last operator is one, too.
+group has started before. All durations are lower bounds, and so is the end of the last operator.
 
 Steps may overlap: a side stream can still run while the next step begins on the main stream. So only paths that begin
 and end on the main stream, the one with the most work, bound the time between two steps. Work on another stream counts
@@ -49,7 +49,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A collective begins on a stream of its own. Those with the same `chain` run one after the other."""
+    """A collective begins on its own stream. Those with the same `chain` run one after the other."""
 
     number: int
     stream: StreamKey

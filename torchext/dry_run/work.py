@@ -130,7 +130,7 @@ def _first(args: tuple[Any, ...]) -> Iterable[Any]:
     return args[:1]
 
 
-# What an operator certainly reads. Its results are written.
+# The arguments that an operator certainly reads. Its results are written.
 TABLE: dict[str, Select] = {
     **dict.fromkeys(PRODUCTS | CONVOLUTIONS, _all),
     **dict.fromkeys(("convolution_backward", "nll_loss_backward"), _first),
@@ -221,7 +221,7 @@ def _extent(shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
 
 
 def _union(spans: list[tuple[int, int, int]]) -> int:
-    """Return the least number of bytes in ranges of (begin, end, bytes), of which some may be the same."""
+    """Return the least number of bytes in ranges of (begin, end, bytes) that may overlap."""
     total = latest = until = 0
     for begin, end, count in chain(spans, [(1 << 62, 0, 0)]):
         if begin >= until:

@@ -13,7 +13,7 @@ DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
 
 @dataclass(frozen=True)
 class PeakRates:
-    """What a GPU can do in a second at most, for lower bounds of time.
+    """The highest rates of a GPU, for lower bounds of time.
 
     Products of matrices are counted, in dense operations per second: structured sparsity is not used.
 
