@@ -114,6 +114,26 @@ def test_floating_point_operations_are_those_of_one_step(command: Command) -> No
     assert "FLOP" not in command(TRAIN, "--no-flops").out
 
 
+def test_time_of_a_step_has_a_bound_if_the_rates_are_known(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    program = TRAIN.replace("torch.randn(32, 64", "torch.randn(8192, 64")
+    ended = command(program, "--json", "report.json", "--report", "report.html", "--rates", "memory=1,tf32=1,float32=1")
+    (rank,) = json.loads(Path("report.json").read_text())["ranks"]
+    flops, bound = rank["flops"], rank["bound"]
+    assert bound["compute"] == pytest.approx(flops / 1e12 / (1980 / 1830))
+    assert bound["seconds"] >= max(bound["compute"], bound["memory"])
+    assert (bound["rates"]["memory"], rank["bound_error"]) == (1e9, "")
+    line = f"A step takes at least {bound['seconds']:.3g} s (compute {bound['compute']:.3g}, memory "
+    assert line in ended.out
+    assert line in Path("report.html").read_text()
+    assert re.search(r"Least time of operators in a step\n.*\n.* s +\d+ +compute +mm +backward of \*", ended.out)
+
+    ended = command(TRAIN, "--gpu", "my GPU", "--gpu-memory", "80")
+    assert "The time has no bound: the rates of 'my GPU' are unknown, so give them with FakeGPU(rates=...)" in ended.out
+    with pytest.raises(SystemExit, match="2"):
+        command(TRAIN, "--rates", "float=3")
+    assert "--rates: expected rates such as memory=3350,network=50 (GB/s)" in capfd.readouterr().err
+
+
 def test_products_that_are_given_the_dtype_of_their_result_are_counted(command: Command) -> None:
     program = """
         import torch
