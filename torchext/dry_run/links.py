@@ -12,7 +12,6 @@ once, and the adapters of all these ranks transfer it. The links and the network
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..fake.rates import PeakRates
@@ -63,9 +62,7 @@ def crossing_of(one: Collective, rank: int, per_node: int) -> Crossing:
     if "allreduce" in name:
         far = one.bytes_sent / local if local < size else 0.0
         return Crossing(one.bytes_sent, one.bytes_sent, far, far)
-    if name in ("broadcast", "reduce") and one.peer is not None:
-        return _rooted(one, rank, local, one.ranks[one.peer], per_node)
-    return Crossing()
+    return Crossing()  # collectives with a root are rare in steps
 
 
 def _message(one: Collective, rank: int, per_node: int) -> Crossing:
@@ -74,16 +71,3 @@ def _message(one: Collective, rank: int, per_node: int) -> Crossing:
         return Crossing()
     far = count if one.ranks[one.peer] // per_node != rank // per_node else 0
     return Crossing(sent=count, network_sent=far) if one.operator == "send" else Crossing(count, 0, far)
-
-
-def _rooted(one: Collective, rank: int, local: int, root: int, per_node: int) -> Crossing:
-    """Return the bytes of a broadcast or a reduction: each rank except the root transfers all of them once."""
-    count = max(one.bytes_sent, one.bytes_received)
-    far = count / local if local < one.group_size and not _is_near(one.ranks, root, rank, per_node) else 0.0
-    leaves = (rank == root) == (one.operator == "broadcast")
-    return Crossing(0, count, 0, far) if leaves else Crossing(count, 0, far)
-
-
-def _is_near(ranks: Sequence[int], root: int, rank: int, per_node: int) -> bool:
-    """Return true if traffic with the root need not leave the machine of `rank`."""
-    return rank != root and rank // per_node == root // per_node

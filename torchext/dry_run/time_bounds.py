@@ -262,14 +262,14 @@ class Recording:
         self._operators.append(_Operator(len(self._events), label, network=seconds))
         if collective.is_async:
             chain = "" if collective.operator.startswith(("send", "recv")) else f"{collective.group}{collective.ranks}"
-            self._events.append(Issue(number, stream, seconds, chain))
+            self._events.append(Issue(stream, number, seconds, chain))
         else:
             self._events.append(Run(stream, _C.work_on_fake_stream(*stream), seconds))
 
     def finish(self, number: int) -> None:
         """Record that the current stream waits for a collective."""
         index = torch.cuda.current_device()
-        self._events.append(Finish(number, (index, _C.current_fake_stream(index))))
+        self._events.append(Finish((index, _C.current_fake_stream(index)), number))
 
     def _note_wait(self, stream: StreamKey, clock: Clock) -> None:
         self._events.append(Wait(stream, dict(clock)))
@@ -348,7 +348,7 @@ class Recording:
         for one in operators:
             event = events[one.event]
             assert isinstance(event, Run | Issue)
-            events[one.event] = replace(event, seconds=one.limit()[0])
+            events[one.event] = event._replace(seconds=one.limit()[0])
         return least_time(events)
 
     def _network(self) -> float:

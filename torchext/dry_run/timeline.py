@@ -16,22 +16,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..fake.stream_order import Clock, StreamKey
 
 __all__ = ["Event", "Finish", "Issue", "Run", "Wait", "least_time"]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """An operator, or a collective that runs on the stream on which it is called.
+class Run(NamedTuple):
+    """An operator, or a collective on the stream on which it is called.
 
-    Attributes:
-        stream: The stream.
-        position: The number of operators issued on the stream, including it.
-        seconds: Its least duration.
+    `position` is the number of operators issued on the stream, including it.
     """
 
     stream: StreamKey
@@ -39,30 +34,27 @@ class Run:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """A stream waits for the work that `clock` counts."""
 
     stream: StreamKey
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
+class Issue(NamedTuple):
     """A collective begins on its own stream. Those with the same `chain` run one after the other."""
 
-    number: int
     stream: StreamKey
+    number: int
     seconds: float
     chain: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """A stream waits for a collective."""
 
-    number: int
     stream: StreamKey
+    number: int
 
 
 Event: TypeAlias = Run | Wait | Issue | Finish
