@@ -77,9 +77,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--rates",
         metavar="NAME=N,...",
-        help="the highest rates of each GPU, for the bound of the time of a step, in place of those of the model: "
-        "memory, link (to GPUs of the machine) and network (to other machines) in GB/s, and bfloat16 and other dtypes "
-        "in TFLOP/s, as in network=25,bfloat16=989",
+        help="rates of each GPU that differ from those of its model, for the bound of the time of a step: memory, link "
+        "and network in GB/s, dtypes in TFLOP/s, as in network=25,bfloat16=989",
     )
     add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU; required for an unlisted model")
     add(

@@ -1,8 +1,6 @@
 """The least time that a collective occupies the links of a GPU.
 
-NOTE [Bytes that must cross]
-
-The bytes that enter and leave a rank in any algorithm, NVLink SHARP and InfiniBand SHARP included: an all-reduce of S
+These are the bytes that enter and leave a rank in any algorithm, NVLink SHARP and InfiniBand SHARP included. An all-reduce of S
 bytes sends and receives S bytes on each rank, because switches may compute the sums. A rank of an all-gather receives
 what it does not have, and a rank of a reduce-scatter sends what others need.
 

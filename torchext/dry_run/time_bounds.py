@@ -1,10 +1,10 @@
 """A lower bound of the time of a step on the described GPUs.
 
 The bound holds for each run of the program on this model of GPU and network, if libraries do at least the work that
-`work.py` counts. It is the largest of:
+is certain (`work.py`). It is the largest of:
 
 - the path of operators and collectives on streams (`timeline.py`), where an operator takes the time of its operations
-  or of its memory traffic, and a collective that of the bytes that must cross (`links.py`);
+  or of its memory traffic, and a collective the time of the bytes that must cross the links (`links.py`);
 - the work of one stream;
 - the bytes that enter or leave the GPU.
 

@@ -1,7 +1,5 @@
 """The least time of a sequence of operators and collectives on streams.
 
-NOTE [Critical path]
-
 An operator starts after the operators that were issued before it on its stream, and after the work that its stream
 waits for. A collective starts after the work of the stream on which it is called, and after the collectives that its
 group has started before. All durations are lower bounds, and so is the end of the last operator.

@@ -1,7 +1,5 @@
 """The work that an operator certainly does on a GPU: operations, and bytes that its memory transfers.
 
-NOTE [Certain work]
-
 A lower bound of time counts only work that every implementation of the operator does:
 
 - Products of matrices are counted as PyTorch's `FlopCounterMode` counts them. No library for GPUs multiplies matrices
