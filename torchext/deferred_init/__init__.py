@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
@@ -28,16 +27,23 @@ from ..tools.source_lines import tracing
 from . import inductor, ranks
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
+from .initial_weights import check_init
+from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
 from .plans import PlannedOperation, ReplayPlan, plan
+from .recording import recording
 from .summaries import Summary, summary
 
 __all__ = [
     "Explanation",
+    "InitCheck",
+    "MeshCheck",
     "PlannedOperation",
     "RecordedOperation",
     "RecordedValue",
     "ReplayPlan",
     "Summary",
+    "TensorCheck",
+    "check_init",
     "defer_again",
     "deferred_init",
     "explain",
@@ -99,27 +105,15 @@ def deferred_init(fn: Callable[..., T] | EllipsisType = ..., /, *args: Any, **kw
                 f"deferred_init() got an unexpected keyword argument '{name}'. Pass a function as the first positional "
                 "argument, as in deferred_init(fn, ...)."
             )
-        return Block("deferred_init", partial(_deferring, **kwargs), is_resumable=True)
+        return Block("deferred_init", partial(recording, **kwargs), is_resumable=True)
     if not callable(fn):
         raise TypeError(f"deferred_init() takes a function or a class, but `fn` is a {type(fn).__name__}.")
     if "trace" in kwargs and not _accepts_trace(fn):
         warn_deprecated("deferred_init(fn, ..., trace=)", "with deferred_init(trace=...):")
-        with _deferring(trace=kwargs.pop("trace")):
+        with recording(trace=kwargs.pop("trace")):
             return fn(*args, **kwargs)
-    with _deferring():
+    with recording():
         return fn(*args, **kwargs)
-
-
-@contextmanager
-def _deferring(*, trace: bool = False) -> Iterator[None]:
-    inductor.teach_inductor()
-    ranks.teach_distributed_tensors()
-    with tracing() if trace else nullcontext(), while_fakes_live.hold():
-        _C.enter_deferred_init()
-        try:
-            yield
-        finally:
-            _C.leave_deferred_init()
 
 
 while_fakes_live.declare(watch_optimizers, inductor.install)

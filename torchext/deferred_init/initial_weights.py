@@ -1,0 +1,414 @@
+"""Compares the initial weights of each rank of a job with those of one process."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing.process
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, zip_longest
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+
+from .. import _C
+from ..tools.held_tensors import parts_of
+from .engines import ENGINES, Plan, apply_engine, initialize_meta
+from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
+from .lone_ranks import ChildError, Job, run_rank
+from .recording import recording
+
+__all__ = ["check_init", "parse_mesh"]
+
+MOST_RANKS = 64
+"""The largest number of ranks that are checked by default."""
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""The indices along a dimension that a shard has, as ranges."""
+Digest: TypeAlias = tuple[tuple[int, int], ...]
+Part: TypeAlias = tuple[Runs, ...]
+Place: TypeAlias = tuple[int, int]
+"""The size of a dimension of the mesh, and the coordinate of a rank in it."""
+Need: TypeAlias = tuple[Part | None, tuple[int, ...], tuple[Place, ...]]
+"""What a rank holds of a tensor: the part, or else the local shape and the places of the rank."""
+Right: TypeAlias = dict[tuple[str, Need], list[Digest]]
+"""The digests that a part of a tensor may have."""
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The arguments of `check_init` that each rank needs."""
+
+    build: Callable[..., Module]
+    engine: str
+    plan: Plan
+    initialize: Callable[[Module], object] | None
+
+    def module(self, job: Job) -> Module:
+        """Return the initialized module of this rank. It may be deferred."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", tuple(job.sizes.values()), mesh_dim_names=tuple(job.sizes))
+        module = self.build(mesh) if _takes_mesh(self.build) else self.build()
+        if not isinstance(module, Module):
+            raise TypeError(f"`build` returned a {type(module).__name__}: expected a module.")
+        module = apply_engine(module, mesh, self.engine, self.plan)
+        initialize_meta(module, self.initialize)
+        return module
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The part of a tensor that a rank holds.
+
+    Attributes:
+        shape: The shape of the whole tensor, or of the local tensor if only the program knows the whole.
+        part: The indices in the whole tensor, by dimension. None for a tensor that is not a `DTensor`.
+        digest: The digests of the tensors with data that it consists of. None if it has no values.
+        unknown: The reason why it cannot be compared.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    part: Part | None
+    digest: Digest | None
+    unknown: str = ""
+
+
+Shards: TypeAlias = dict[str, _Shard]
+
+
+def check_init(
+    build: Callable[..., Module],
+    meshes: str | Mapping[str, int] | Iterable[str | Mapping[str, int]],
+    *,
+    engine: str = "fsdp2",
+    plan: Plan = None,
+    initialize: Callable[[Module], object] | None = None,
+    ranks: Iterable[int] | None = None,
+) -> InitCheck:
+    """Compare the initial weights of each rank of a job with those of one process, bit for bit.
+
+    Each rank runs alone, in a forked process on the CPU. It has the environment variables of torchrun and a default
+    process group. A digest of each shard of each parameter and buffer is compared with that of the same part of the
+    tensor in one process, where all dimensions of the mesh have size 1. Deferred tensors are computed one at a time.
+
+    Ranks run in ascending order, so that a broadcast or a scatter from a lower rank gives the values of that rank. A
+    tensor that depends on any other collective is reported as not comparable.
+
+    Args:
+        build: Returns the module. It is called with the `DeviceMesh` if it has a parameter `mesh`, or a required one,
+            and else without arguments. Its tensors may be real, deferred, on the device `meta`, or sharded.
+        meshes: One or more meshes: the sizes of their dimensions by name, as a dict or as `"fsdp=8,tp=2"`.
+        engine: How to shard the module: `fsdp2` (`fully_shard` for each entry of module lists and for the root), `hsdp`
+            (the same, with a dimension to replicate and one to shard), `tp` (`parallelize_module`), `ddp`, or `none` if
+            `build` shards. With `fsdp2`, `hsdp` and `ddp`, a dimension `tp` is for tensor parallelism.
+        plan: The plan of tensor parallelism: a dict for `parallelize_module`, or a function that returns it for the
+            module. Default: the `tp_plan` of models of transformers.
+        initialize: A function that initializes the sharded module. Default: for modules on `meta`,
+            `to_empty(device="cpu")`, then `init_weights()` or the `reset_parameters()` of each submodule.
+        ranks: The ranks to check. Default: all ranks of meshes of up to 64 ranks; of larger ones, those whose
+            coordinates are 0, 1 or the last one.
+
+    Returns:
+        The differences, which print as a report.
+
+    Raises:
+        TypeError, ValueError: An argument is wrong.
+        RuntimeError: The process has a default process group, or is in a block of fake tensors.
+        ChildError: The program failed in a rank. The message is its traceback.
+
+    Example:
+        >>> def build():
+        ...     torch.manual_seed(0)
+        ...     return torch.nn.Linear(6, 5)
+        >>> print(check_init(build, "fsdp=4"))
+        fsdp=4, engine fsdp2: 4 ranks, 2 tensors: the same as in one process
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"`engine`: expected one of {', '.join(ENGINES)}, got {engine!r}.")
+    if not callable(build):
+        raise TypeError(f"`build`: expected a function or a class, got a {type(build).__name__}.")
+    if dist.is_initialized() or _C.are_factories_fake():
+        raise RuntimeError(
+            "check_init() makes its own process groups and real tensors: call it outside of fake_mode() and "
+            "deferred_init(), and before torch.distributed.init_process_group()."
+        )
+    import torch._dynamo  # engines import these, which is slow, and each rank would import them again
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    program = _Program(build, engine, plan, initialize)
+    given = [meshes] if isinstance(meshes, str | Mapping) else list(meshes)
+    chosen = None if ranks is None else sorted(set(ranks))
+    return InitCheck([_check_mesh(program, parse_mesh(mesh), chosen) for mesh in given])
+
+
+def parse_mesh(mesh: str | Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of the dimensions of a mesh by name.
+
+    Raises:
+        ValueError: It is not of the form `fsdp=8,tp=2`, or a size is less than 1.
+    """
+    pairs = list(mesh.items()) if isinstance(mesh, Mapping) else [one.partition("=")[::2] for one in mesh.split(",")]
+    sizes = {str(name).strip(): int(size) if re.fullmatch(r"\s*\d+\s*", str(size)) else 0 for name, size in pairs}
+    if len(sizes) < len(pairs) or not all(name.isidentifier() and size > 0 for name, size in sizes.items()):
+        raise ValueError(f"mesh: expected sizes by name such as fsdp=8,tp=2, got {mesh!r}")
+    return sizes
+
+
+def _takes_mesh(build: Callable[..., Module]) -> bool:
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(one.name == "mesh" or (one.default is one.empty and one.kind in by_position) for one in parameters)
+
+
+# ---- The comparison ----
+
+
+def _check_mesh(program: _Program, sizes: dict[str, int], chosen: list[int] | None) -> MeshCheck:
+    size = prod(sizes.values())
+    ranks = _default_ranks(sizes) if chosen is None else chosen
+    if outside := [rank for rank in ranks if not 0 <= rank < size]:
+        raise ValueError(f"`ranks`: expected ranks from 0 to {size - 1} of the mesh {sizes}, got {outside[0]}.")
+    with tempfile.TemporaryDirectory() as folder:
+        first = Job(sizes, 0, Path(folder))
+        shards = _run_ranks(program, first, ranks)
+        if first.disagreement.exists():
+            first = replace(first, folder=Path(folder) / "again", sends=True)
+            first.folder.mkdir()
+            shards = _run_ranks(program, first, ranks)
+        one = Job(dict.fromkeys(sizes, 1), 0, Path(folder))
+        needs = {rank: {name: _need(shard, rank, sizes) for name, shard in shards[rank].items()} for rank in ranks}
+        whole, right = run_rank(one, partial(_reference, program, needs))
+        found = list(_compare(shards, needs, whole, right))
+        if found and found[0].is_different:
+            rank, name = found[0].ranks[0], found[0].name
+            found[0] = _with_detail(found[0], program, replace(first, rank=rank), one, needs[rank].get(name))
+    return MeshCheck(sizes, program.engine, tuple(ranks), len(whole), tuple(found))
+
+
+def _default_ranks(sizes: Mapping[str, int]) -> list[int]:
+    if prod(sizes.values()) <= MOST_RANKS:
+        return list(range(prod(sizes.values())))
+    numbers = [0]
+    for size in sizes.values():
+        numbers = [number * size + place for number in numbers for place in sorted({0, 1 % size, size - 1})]
+    return numbers
+
+
+def _run_ranks(program: _Program, first: Job, ranks: Iterable[int]) -> dict[int, Shards]:
+    shards = {}
+    unknown: list[str] = []  # also of lower ranks, which may have sent what they received
+    for rank in ranks:
+        job = replace(first, rank=rank)
+        shards[rank], own = run_rank(job, partial(_shards, program))
+        unknown += own
+        if unknown:
+            try:
+                perturbed, _ = run_rank(replace(job, is_perturbed=True), partial(_shards, program))
+            except ChildError:
+                perturbed = {}  # the program itself depends on the values, as after gathering objects
+            reason = f"depends on values of other ranks: {unknown[0]}"
+            for name, one in shards[rank].items():
+                if perturbed.get(name) != one:
+                    shards[rank][name] = replace(one, unknown=reason)
+    return shards
+
+
+def _shards(program: _Program, job: Job) -> tuple[Shards, list[str]]:
+    seen: dict[int, _Shard] = {}  # a tied tensor is computed once
+    shards = {}
+    for name, tensor in _tensors(program.module(job)):
+        if id(tensor) not in seen:
+            seen[id(tensor)] = _shard_of(tensor)
+        shards[name] = seen[id(tensor)]
+    return shards, job.unknown
+
+
+def _tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
+    yield from chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+
+
+def _shard_of(tensor: Tensor) -> _Shard:
+    values = _values(tensor)
+    placements = getattr(tensor, "placements", ())
+    part = _part(tensor) if placements else None
+    unknown = ""
+    if any(one.is_partial() for one in placements):
+        unknown = "is a partial sum"
+    elif part is not None and len(values) > 1:
+        unknown = f"has shards of another wrapper of {len(values)} tensors"
+    return _Shard(tuple(tensor.shape), tensor.dtype, part, _digest(values), unknown)
+
+
+def _values(tensor: Tensor) -> list[Tensor]:
+    """Return the values that this rank holds: one tensor, or several for wrappers other than `DTensor`."""
+    parts = [_C.evaluate(one) if _C.is_deferred(one) else one.detach() for one in parts_of(tensor)]
+    return [one.to_dense() if one.layout is not torch.strided else one for one in parts]
+
+
+def _digest(values: Sequence[Tensor]) -> Digest | None:
+    if any(one.is_meta or _C.is_fake(one) for one in values):
+        return None
+    return tuple(_C.digest_of(one.contiguous()) for one in values)
+
+
+def _part(tensor: Any) -> Part:
+    """Return the indices that this rank holds, as `DTensor` defines them by splitting for each mesh dimension."""
+    mesh = tensor.device_mesh
+    indices = [torch.arange(size) for size in tensor.shape]
+    for place, size, placement in zip(mesh.get_coordinate(), mesh.shape, tensor.placements, strict=True):
+        if (dim := getattr(placement, "dim", None)) is not None:
+            along_0 = type(placement)(0, **_split_factor(placement))
+            chunks, _ = along_0._split_tensor(indices[dim], size, with_padding=False, contiguous=True)
+            indices[dim] = chunks[place] if place < len(chunks) else indices[dim][:0]
+    return tuple(map(_runs, indices))
+
+
+def _split_factor(placement: Any) -> dict[str, int]:
+    return {"split_factor": placement.split_factor} if hasattr(placement, "split_factor") else {}
+
+
+def _runs(indices: Tensor) -> Runs:
+    if not len(indices):
+        return ()
+    breaks = (indices.diff() != 1).nonzero().flatten() + 1
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in indices.tensor_split(breaks))
+
+
+def _cut(whole: Tensor, part: Part) -> Tensor:
+    for dim, runs in enumerate(part):
+        pieces = [whole.narrow(dim, start, stop - start) for start, stop in runs]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim) if pieces else whole.narrow(dim, 0, 0)
+    return whole
+
+
+# ---- One process ----
+
+
+def _need(shard: _Shard, rank: int, sizes: Mapping[str, int]) -> Need:
+    if shard.part is not None:
+        return shard.part, (), ()
+    places = []
+    for size in reversed(list(sizes.values())):
+        places.append((size, rank % size))
+        rank //= size
+    return None, shard.shape, tuple(places)
+
+
+def _reference(program: _Program, needs: Mapping[int, Mapping[str, Need]], job: Job) -> tuple[Shards, Right]:
+    """Return the tensors of one process, and the right digests for each part that a rank needs."""
+    whole: Shards = {}
+    right: Right = {}
+    for name, tensor in _tensors(program.module(job)):
+        values = _values(tensor)
+        whole[name] = _Shard(tuple(tensor.shape), tensor.dtype, None, _digest(values))
+        if whole[name].digest is not None and len(values) == 1:
+            for need in {own[name] for own in needs.values() if name in own}:
+                right[name, need] = [_digest([one]) or () for one in _cuts(values[0], need)]
+    return whole, right
+
+
+def _cuts(whole: Tensor, need: Need) -> Iterator[Tensor]:
+    """Yield the parts of `whole` that a rank may hold. Plain tensors may be chunks along any mesh dimension."""
+    part, shape, places = need
+    if part is not None:
+        yield _cut(whole, part)
+    elif len(shape) == whole.dim():
+        dims = [dim for dim, size in enumerate(shape) if size != whole.shape[dim]]
+        for size, place in places if len(dims) == 1 else ():
+            yield from (one for one in whole.chunk(size, dims[0])[place : place + 1] if one.shape == shape)
+
+
+def _compare(
+    shards: Mapping[int, Shards], needs: Mapping[int, Mapping[str, Need]], whole: Shards, right: Right
+) -> Iterator[TensorCheck]:
+    """Yield the tensors that differ, then those that are not comparable, in the order of the module."""
+    found: dict[tuple[bool, str, str], list[int]] = {}
+    for name in dict.fromkeys(chain(whole, *shards.values())):
+        for rank, own in shards.items():
+            expected = right.get((name, needs[rank][name]), []) if name in own else []
+            if verdict := _verdict(own.get(name), whole.get(name), expected):
+                found.setdefault((verdict[0], name, verdict[1]), []).append(rank)
+    for key in sorted(found, key=lambda key: not key[0]):
+        yield TensorCheck(key[1], key[0], tuple(found[key]), key[2])
+
+
+def _verdict(own: _Shard | None, whole: _Shard | None, right: Sequence[Digest]) -> tuple[bool, str] | None:
+    """Return whether a shard differs and why, or None if it is the same as in one process."""
+    if own is None or whole is None:
+        return True, "is missing" if own is None else "does not exist in one process"
+    if own.unknown:
+        return False, own.unknown
+    for what, mine, other in (("dtype", own.dtype, whole.dtype), ("shape", list(own.shape), list(whole.shape))):
+        if mine != other and (what == "dtype" or own.part is not None):
+            return True, f"has the {what} {mine}, but {other} in one process"
+    if own.digest is None or whole.digest is None:
+        return True, f"has no values{'' if own.digest is None else ' in one process'}: it was not initialized"
+    if own.digest in right or (own.part is None and own.digest == whole.digest and own.shape == whole.shape):
+        return None
+    if own.part is None and own.shape != whole.shape:
+        return False, f"is not a DTensor, and has the shape {list(own.shape)}, but {list(whole.shape)} in one process"
+    return True, "has other values"
+
+
+# ---- The source line and the element that differ ----
+
+
+def _with_detail(check: TensorCheck, program: _Program, job: Job, one: Job, need: Need | None) -> TensorCheck:
+    """Return `check` with the recorded sources of the tensor and its first element that differs, if they are known.
+
+    Both programs run again under `deferred_init`, which also records programs that construct real tensors.
+    """
+    if need is None:
+        return check
+    try:
+        sources = [run_rank(which, partial(_trace, program, check.name, need)) for which in (job, one)]
+        mine, other = (torch.load(_trace_file(which)) for which in (job, one))
+    except (ChildError, OSError):
+        return check
+    pairs = zip_longest(*sources, fillvalue=("nothing", 0, 0))
+    pair = next(((a[0], b[0]) for a, b in pairs if a != b), ("", ""))
+    differing = (mine != other).logical_and(mine.eq(mine).logical_or(other.eq(other))).nonzero()
+    if not len(differing):
+        return replace(check, source=pair[0], source_in_one_process=pair[1])
+    index = tuple(differing[0].tolist())
+    starts = [runs[0][0] for runs in need[0]] if need[0] is not None else [0] * len(index)
+    return replace(
+        check,
+        source=pair[0],
+        source_in_one_process=pair[1],
+        elements=len(differing),
+        first_element=tuple(place + start for place, start in zip(index, starts, strict=True)),
+        value=mine[index].item(),
+        value_in_one_process=other[index].item(),
+    )
+
+
+def _trace_file(job: Job) -> Path:
+    return job.folder / f"values of rank {job.rank} of {job.size}"
+
+
+def _trace(program: _Program, name: str, need: Need, job: Job) -> list[tuple[str, int, int]]:
+    """Write the values of the part of a tensor, and return its sources."""
+    with recording(trace=True):
+        tensor = dict(_tensors(program.module(job)))[name]
+    [values] = _values(tensor)
+    is_whole = job.size == 1 and values.shape != need[1]
+    torch.save(next(_cuts(values, need)) if is_whole else values, _trace_file(job))
+    [sources] = _C.sources_of([one for one in parts_of(tensor) if _C.is_deferred(one)])
+    # The innermost line outside of PyTorch, if `initialize_meta` calls PyTorch's own functions.
+    ours = re.compile(rf" at {re.escape(multiprocessing.process.__file__)}:.*")
+    return [(ours.sub("", text), low, high) for text, low, high in sources]
