@@ -29,7 +29,7 @@ from ..tools.sizes import bytes_of, readable
 from .contents import SUFFIX
 from .saving import LEAST_MEMORY, Plan, check_target, plan_checkpoint, save_safetensors
 
-__all__ = ["configure", "main"]
+__all__ = ["MisuseError", "ProgramError", "configure", "error_text", "find_function", "main"]
 
 FAILED, MISUSED, DOES_NOT_FIT = 1, 2, 3
 DESCRIPTION = """\
@@ -93,7 +93,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return MISUSED
     except ProgramError as error:
-        print(f"{_traceback_of(error.__cause__ or error)}{parser.prog}: {error}", file=sys.stderr)
+        print(error_text(error, parser.prog), file=sys.stderr)
         return FAILED
     except MemoryError as error:
         print(f"{parser.prog}: {_with_flags(str(error))}", file=sys.stderr)
@@ -119,12 +119,13 @@ def _with_flags(message: str) -> str:
     return message
 
 
-def _traceback_of(error: BaseException) -> str:
-    """Return the traceback from the first frame of the user's code."""
-    frame = error.__traceback__
+def error_text(error: ProgramError, command: str) -> str:
+    """Return the message of `error`, after the traceback of its cause from the first frame of the user's code."""
+    cause = error.__cause__ or error
+    frame = cause.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(CALLERS):
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame))
+    return f"{''.join(traceback.format_exception(type(cause), cause, frame))}{command}: {error}"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -230,7 +231,13 @@ def _size(options: argparse.Namespace, name: str) -> int:
 # ---- The model ----
 
 
-def _function(name: str, arguments: Sequence[str]) -> _Model:
+def find_function(name: str) -> Callable[..., Any]:
+    """Return the function or class `MODULE:FUNCTION`.
+
+    Raises:
+        MisuseError: The name is wrong.
+        ProgramError: Importing the module failed.
+    """
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise MisuseError(f"expected MODULE:FUNCTION, as in my_models.llama:build, got {name!r}")
@@ -254,6 +261,11 @@ def _function(name: str, arguments: Sequence[str]) -> _Model:
         found = getattr(found, part)
     if not callable(found):
         raise MisuseError(f"{name!r}: expected a function or a class, got an object of type {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _function(name: str, arguments: Sequence[str]) -> _Model:
+    found = find_function(name)
     positional, named = _values(arguments)
     _check_call(found, positional, named)
     return _Model(lambda: found(*positional, **named), None)

@@ -1,4 +1,4 @@
-"""The command `torchext`: dry runs, checkpoints, bug reports and routes of calls."""
+"""The command `torchext`: dry runs, checkpoints, initial weights, bug reports and routes of calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import terminal
 from ..checkpoint import command as checkpoint
 from ..dry_run import command as dry_run
 from ..dry_run import report_command
-from . import completion, environment, routes
+from . import check_init, completion, environment, routes
 
 __all__ = ["main", "parser", "parsers"]
 
@@ -26,6 +26,7 @@ COMMANDS = {
     "dry-run": _Command("run ranks of a training job without its GPUs", dry_run.configure),
     "report": _Command("print, convert and compare the reports of dry runs", report_command.configure),
     "checkpoint": _Command("write the initial checkpoint of a model in bounded memory", checkpoint.configure),
+    "check-init": _Command("compare the initial weights on a mesh with those of one process", check_init.configure),
     "env": _Command("print the versions and the state that a bug report needs", environment.configure),
     "route": _Command("print the dispatch keys that a call of an operator visits", routes.configure),
     "completion": _Command(

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ENGINES", "apply_engine", "initialize_meta"]
+__all__ = ["ENGINES", "apply_engine", "check_engine", "initialize_meta"]
 
-ENGINES = ("fsdp2", "hsdp", "tp", "ddp", "none")
+ENGINES = {
+    "fsdp2": ((1, 2), "one dimension to shard, or one to replicate and one to shard,"),
+    "hsdp": ((2,), "one dimension to replicate and one to shard"),
+    "tp": ((0,), "no dimension"),
+    "ddp": ((1,), "one dimension"),
+    "none": ((), "any dimensions"),
+}
+"""For each engine, how many dimensions of the mesh it may use besides tensor parallelism, in numbers and in words."""
 TENSOR_PARALLEL = "tp"
 """The name of the mesh dimension of tensor parallelism."""
 
 Plan = Mapping[str, Any] | Callable[[nn.Module], Mapping[str, Any]] | None
+
+
+def check_engine(engine: str, names: Sequence[str]) -> None:
+    """Check that an engine exists and can use a mesh with dimensions of these names.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    counts, needs = ENGINES[engine]
+    if counts and len(_split(engine, names)[1]) not in counts:
+        raise ValueError(f"the engine {engine} needs {needs} besides `tp`, but the mesh has {', '.join(names)}")
+
+
+def _split(engine: str, names: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the mesh dimension of tensor parallelism, and the others."""
+    tensor_dim = names[0] if engine == "tp" and len(names) == 1 else TENSOR_PARALLEL
+    return tensor_dim if tensor_dim in names else None, [name for name in names if name != tensor_dim]
 
 
 def apply_engine(module: nn.Module, mesh: DeviceMesh, engine: str, plan: Plan) -> nn.Module:
@@ -24,59 +50,44 @@ def apply_engine(module: nn.Module, mesh: DeviceMesh, engine: str, plan: Plan) -
 
     Args:
         module: A module: real, deferred or on the device `meta`.
-        mesh: Tensor parallelism uses the dimension `tp`, or the only one for the engine `tp`. The engine uses the
-            others.
+        mesh: A mesh for which `check_engine` raises no error.
         engine: One of `ENGINES`.
         plan: The plan of tensor parallelism: a dict for `parallelize_module()`, or a function that returns it for the
             module. Default: `module.tp_plan`, as models of transformers have it.
 
     Raises:
-        ValueError: The mesh has the wrong dimensions for the engine, or there is no plan that PyTorch can apply.
+        ValueError: There is no plan, or it has a style of transformers without an equal in PyTorch.
     """
-    names = list(mesh.mesh_dim_names or ())
     if engine == "none":
         return module
-    is_only_one = engine == "tp" and len(names) == 1
-    tensor_dim = names[0] if is_only_one else TENSOR_PARALLEL
-    others = [name for name in names if name != tensor_dim]
-    _check_dimensions(engine, names, others, tensor_dim)
-    if tensor_dim in names:
+    tensor_dim, others = _split(engine, mesh.mesh_dim_names or ())
+    if tensor_dim is not None:
         from torch.distributed.tensor.parallel import parallelize_module
 
         parallelize_module(module, mesh[tensor_dim], _styles(plan(module) if callable(plan) else plan, module))
     if engine == "ddp":
         return nn.parallel.DistributedDataParallel(module, process_group=mesh[others[0]].get_group())
-    if engine != "tp":
+    if others:
         _shard(module, mesh[others[0]] if len(others) == 1 else mesh[tuple(others)])
     return module
-
-
-def _check_dimensions(engine: str, names: list[str], others: list[str], tensor_dim: str) -> None:
-    expected = {"fsdp2": (1, 2), "hsdp": (2,), "tp": (0,), "ddp": (1,)}[engine]
-    if len(others) not in expected or (engine == "tp" and tensor_dim not in names):
-        needs = {
-            "fsdp2": "one dimension to shard, or one to replicate and one to shard,",
-            "ddp": "one dimension",
-            "hsdp": "one dimension to replicate and one to shard",
-            "tp": "no dimension",
-        }[engine]
-        raise ValueError(f"The engine {engine} needs {needs} besides `tp`, but the mesh has {', '.join(names)}.")
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
     """Apply `fully_shard` to the entries of the outermost module lists, then to the root."""
     from torch.distributed.fsdp import fully_shard
 
-    def shard_blocks(parent: nn.Module) -> None:
-        for child in parent.children():
-            if isinstance(child, nn.ModuleList | nn.ModuleDict):
-                for block in child.children():
-                    fully_shard(block, mesh=mesh)
-            else:
-                shard_blocks(child)
-
-    shard_blocks(module)
+    for block in _blocks(module):
+        fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
+
+
+def _blocks(parent: nn.Module) -> Iterator[nn.Module]:
+    lists = (nn.ModuleList, nn.ModuleDict)
+    for child in parent.children():
+        if isinstance(parent, lists) and not isinstance(child, lists):
+            yield child
+        else:
+            yield from _blocks(child)
 
 
 def _styles(plan: Mapping[str, Any] | None, module: nn.Module) -> dict[str, Any]:
@@ -88,7 +99,7 @@ def _styles(plan: Mapping[str, Any] | None, module: nn.Module) -> dict[str, Any]
         raise ValueError(
             f"Tensor parallelism of {type(module).__name__} needs a plan: pass `plan`, a dict for parallelize_module()."
         )
-    known = {
+    known: dict[str, Callable[[], Any]] = {
         "colwise": ColwiseParallel,
         "rowwise": RowwiseParallel,
         "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
@@ -116,17 +127,19 @@ def initialize_meta(module: nn.Module, initialize: Callable[[nn.Module], object]
     Raises:
         ValueError: A submodule has parameters of its own, but no such method.
     """
+    method: Any = getattr(module, "init_weights", None)
     has_meta = any(one.is_meta for one in (*module.parameters(), *module.buffers()))
     if has_meta:
         module.to_empty(device="cpu")
     with torch.no_grad():
         if initialize is not None:
             initialize(module)
-        elif has_meta and _takes_nothing(method := getattr(module, "init_weights", None)):
+        elif has_meta and _takes_nothing(method):
             method()
         elif has_meta:
             for name, part in module.named_modules():
-                if callable(reset := getattr(part, "reset_parameters", None)):
+                reset: Any = getattr(part, "reset_parameters", None)
+                if callable(reset):
                     reset()
                 elif next(part.parameters(recurse=False), None) is not None:
                     raise ValueError(

@@ -7,6 +7,7 @@ import multiprocessing.process
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -21,7 +22,7 @@ from torch.nn import Module
 
 from .. import _C
 from ..tools.held_tensors import parts_of
-from .engines import ENGINES, Plan, apply_engine, initialize_meta
+from .engines import Plan, apply_engine, check_engine, initialize_meta
 from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
 from .lone_ranks import ChildError, Job, run_rank
 from .recording import recording
@@ -51,13 +52,15 @@ class _Program:
     engine: str
     plan: Plan
     initialize: Callable[[Module], object] | None
+    deferred: bool
 
     def module(self, job: Job) -> Module:
         """Return the initialized module of this rank. It may be deferred."""
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh("cpu", tuple(job.sizes.values()), mesh_dim_names=tuple(job.sizes))
-        module = self.build(mesh) if _takes_mesh(self.build) else self.build()
+        with recording() if self.deferred else nullcontext():
+            module = self.build(mesh) if _takes_mesh(self.build) else self.build()
         if not isinstance(module, Module):
             raise TypeError(f"`build` returned a {type(module).__name__}: expected a module.")
         module = apply_engine(module, mesh, self.engine, self.plan)
@@ -93,6 +96,7 @@ def check_init(
     engine: str = "fsdp2",
     plan: Plan = None,
     initialize: Callable[[Module], object] | None = None,
+    deferred: bool = False,
     ranks: Iterable[int] | None = None,
 ) -> InitCheck:
     """Compare the initial weights of each rank of a job with those of one process, bit for bit.
@@ -115,6 +119,7 @@ def check_init(
             module. Default: the `tp_plan` of models of transformers.
         initialize: A function that initializes the sharded module. Default: for modules on `meta`,
             `to_empty(device="cpu")`, then `init_weights()` or the `reset_parameters()` of each submodule.
+        deferred: Whether to call `build` under `deferred_init`, so that memory holds one whole tensor at a time.
         ranks: The ranks to check. Default: all ranks of meshes of up to 64 ranks; of larger ones, those whose
             coordinates are 0, 1 or the last one.
 
@@ -133,8 +138,6 @@ def check_init(
         >>> print(check_init(build, "fsdp=4"))
         fsdp=4, engine fsdp2: 4 ranks, 2 tensors: the same as in one process
     """
-    if engine not in ENGINES:
-        raise ValueError(f"`engine`: expected one of {', '.join(ENGINES)}, got {engine!r}.")
     if not callable(build):
         raise TypeError(f"`build`: expected a function or a class, got a {type(build).__name__}.")
     if dist.is_initialized() or _C.are_factories_fake():
@@ -146,10 +149,12 @@ def check_init(
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel  # noqa: F401
 
-    program = _Program(build, engine, plan, initialize)
-    given = [meshes] if isinstance(meshes, str | Mapping) else list(meshes)
+    program = _Program(build, engine, plan, initialize, deferred)
+    given = [parse_mesh(one) for one in ([meshes] if isinstance(meshes, str | Mapping) else meshes)]
+    for sizes in given:
+        check_engine(engine, list(sizes))
     chosen = None if ranks is None else sorted(set(ranks))
-    return InitCheck([_check_mesh(program, parse_mesh(mesh), chosen) for mesh in given])
+    return InitCheck([_check_mesh(program, sizes, chosen) for sizes in given])
 
 
 def parse_mesh(mesh: str | Mapping[str, int]) -> dict[str, int]:
@@ -181,7 +186,7 @@ def _check_mesh(program: _Program, sizes: dict[str, int], chosen: list[int] | No
     size = prod(sizes.values())
     ranks = _default_ranks(sizes) if chosen is None else chosen
     if outside := [rank for rank in ranks if not 0 <= rank < size]:
-        raise ValueError(f"`ranks`: expected ranks from 0 to {size - 1} of the mesh {sizes}, got {outside[0]}.")
+        raise ValueError(f"ranks: expected ranks from 0 to {size - 1}, got {outside[0]}")
     with tempfile.TemporaryDirectory() as folder:
         first = Job(sizes, 0, Path(folder))
         shards = _run_ranks(program, first, ranks)

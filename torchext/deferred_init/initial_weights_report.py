@@ -117,7 +117,7 @@ class InitCheck(Items[MeshCheck]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as builtin types, for JSON."""
-        return {"is_same": self.is_same, "meshes": plain(self)}
+        return {"is_same": self.is_same, "meshes": plain(self._items)}
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ their results: tensors that differ between the two runs depend on other ranks.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -101,20 +102,28 @@ def run_rank(job: Job, function: Callable[[Job], T]) -> T:
 
 
 def _run(job: Job, function: Callable[[Job], object], sender: Connection) -> None:
+    gc.freeze()  # collections would copy the memory that is shared with the parent
     os.dup2(2, 1)  # the output of the program must not mix with the report
     result: tuple[bool, object]
     try:
         _become(job)
         result = True, function(job)
     except BaseException as error:  # also SystemExit, so that the parent can report it
-        frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
-            frame = frame.tb_next
-        result = False, "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+        result = False, _text_of(error)
     sender.send(result)
     sender.close()
     sys.stderr.flush()
     os._exit(0)  # no destructors and exit handlers of the parent
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the traceback from the first frame outside of this package, or only the message of our own errors."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
+        frame = frame.tb_next
+    if frame is None and isinstance(error, ValueError | TypeError):
+        return "".join(traceback.format_exception_only(error))
+    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
 
 
 def _become(job: Job) -> None:
@@ -124,7 +133,7 @@ def _become(job: Job) -> None:
     torch.set_num_threads(1)  # the OpenMP threads of the parent do not exist after fork
     names = {"RANK": job.rank, "LOCAL_RANK": job.rank, "WORLD_SIZE": job.size, "LOCAL_WORLD_SIZE": job.size}
     os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    _seed_as_fresh(job.rank if job.size > 1 else -1)
+    _seed_as_fresh(job.rank + 1 if job.size > 1 else 0)
     dist.Backend.register_backend(
         BACKEND, lambda store, rank, size, timeout: _LoneGroup(job, rank, size), devices=["cpu"]
     )
@@ -142,7 +151,7 @@ def _seed_as_fresh(number: int) -> None:
     torch.manual_seed(FRESH_SEED)
     random.seed(number)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number + 1)
+        sys.modules["numpy"].random.seed(number)
 
 
 ProcessGroup: Any = dist.ProcessGroup

@@ -1,0 +1,398 @@
+"""Initial weights on a mesh, compared with those of one process by `check_init()` and `torchext check-init`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from torchext import command_line
+from torchext.deferred_init import check_init
+from torchext.deferred_init.lone_ranks import ChildError
+from torchext.fake import fake_mode
+
+PLAN = {"blocks.0.0": ColwiseParallel(), "blocks.0.1": RowwiseParallel()}
+
+
+class Model(nn.Module):
+    """Uneven shapes, tied parameters, buffers, and parameters smaller than the mesh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 6)) for _ in range(2))
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("table", torch.rand(5), persistent=False)
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return Model()
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def names_of(found: Any, is_different: bool = True) -> list[str]:
+    return [check.name for mesh in found for check in mesh.checks if check.is_different == is_different]
+
+
+# ---- Right programs ----
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
+@pytest.mark.parametrize(
+    ("engine", "meshes"),
+    [
+        ("fsdp2", ["fsdp=3", "fsdp=4", "replicate=2,fsdp=3"]),
+        ("hsdp", ["replicate=2,fsdp=2"]),
+        ("tp", ["tp=2", "model=3"]),
+        ("fsdp2", ["fsdp=2,tp=2"]),
+        ("ddp", ["data=2"]),
+    ],
+)
+def test_right_program_is_the_same_on_every_mesh(engine: str, meshes: list[str], deferred: bool) -> None:
+    found = check_init(build, meshes, engine=engine, plan=PLAN, deferred=deferred)
+    assert found.is_same, found
+    assert [len(mesh.ranks) for mesh in found] == [torch.Size(one.mesh.values()).numel() for one in found]
+    assert {mesh.tensors for mesh in found} == {16}
+
+
+def test_program_may_shard_itself() -> None:
+    def on_mesh(mesh: DeviceMesh) -> nn.Module:
+        model = build()
+        parallelize_module(model, mesh["tp"], PLAN)
+        model.register_parameter(
+            "by_columns", nn.Parameter(distribute_tensor(torch.rand(3, 7), mesh["dp"], [Shard(1)]))
+        )
+        model.register_buffer("twice", distribute_tensor(torch.rand(9), mesh, [Shard(0), Shard(0)]))
+        return model
+
+    assert check_init(on_mesh, "dp=2,tp=2", engine="none").is_same
+
+
+def test_program_on_meta_that_draws_whole_tensors_is_the_same() -> None:
+    def on_meta() -> nn.Module:
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+
+    def initialize(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            assert isinstance(parameter, DTensor)
+            whole = distribute_tensor(torch.rand(parameter.shape), parameter.device_mesh, [Replicate()])
+            parameter.copy_(whole.redistribute(placements=parameter.placements))
+
+    assert check_init(on_meta, ["fsdp=2", "fsdp=4"], initialize=initialize).is_same
+
+
+def test_chunks_without_placements_are_found() -> None:
+    def sliced_by_hand(mesh: DeviceMesh) -> nn.Module:
+        model = build()
+        weight = model.embedding.weight.detach()
+        model.embedding.weight = nn.Parameter(weight.chunk(mesh.size(), 1)[mesh.get_local_rank()].clone())
+        return model
+
+    assert check_init(sliced_by_hand, "tp=3", engine="none").is_same
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
+def test_values_that_rank_0_sends_are_those_of_rank_0(deferred: bool) -> None:
+    def seeded_by_rank() -> nn.Module:
+        torch.manual_seed(rank())
+        return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(3))
+
+    plan = {"0": ColwiseParallel()}
+    assert check_init(seeded_by_rank, "tp=4", engine="tp", plan=plan, deferred=deferred).is_same
+    assert check_init(seeded_by_rank, "data=3", engine="ddp", deferred=deferred).is_same
+
+
+def test_seed_that_rank_0_sends_is_the_same() -> None:
+    def agreeing() -> nn.Module:
+        seed = [random.getrandbits(32) if rank() else 7]
+        dist.broadcast_object_list(seed)
+        torch.manual_seed(seed[0])
+        return Model()
+
+    assert check_init(agreeing, "fsdp=3").is_same
+
+
+# ---- Mistakes ----
+
+
+def rank_dependent_seed() -> nn.Module:
+    torch.manual_seed(rank())
+    return Model()
+
+
+def seed_of_the_replica() -> nn.Module:
+    torch.manual_seed(rank() // 2)
+    return Model()
+
+
+def padding_that_draws() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
+    size = int(os.environ["WORLD_SIZE"])
+    padded = torch.rand(-(-5 // size) * size, 3)
+    model[0].weight = nn.Parameter(padded[:5].T.contiguous())
+    nn.init.normal_(model[1].weight)
+    return model
+
+
+def buffer_of_the_rank() -> nn.Module:
+    model = build()
+    model.table.add_(rank())
+    return model
+
+
+def order_of_the_rank() -> nn.Module:
+    torch.manual_seed(0)
+    parts = {name: nn.Linear(4, 4) for name in (("a", "b") if rank() % 2 == 0 else ("b", "a"))}
+    return nn.Sequential(parts["a"], parts["b"])
+
+
+def only_on_rank_0() -> nn.Module:
+    model = build()
+    model.extra = nn.Parameter(torch.full((8,), -1.0))
+    if rank() == 0:
+        nn.init.normal_(model.extra)
+    return model
+
+
+def seed_of_the_process() -> nn.Module:
+    torch.manual_seed(random.getrandbits(32))
+    return nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
+@pytest.mark.parametrize(
+    ("program", "mesh", "first", "ranks", "source"),
+    [
+        (rank_dependent_seed, "fsdp=3", "embedding.weight", (1, 2), "aten::normal_ of [11, 6] at "),
+        (seed_of_the_replica, "replicate=2,fsdp=2", "embedding.weight", (2, 3), "aten::normal_ of [11, 6] at "),
+        (padding_that_draws, "fsdp=2", "1.weight", (0, 1), "aten::normal_ of [5, 3] at "),
+        (buffer_of_the_rank, "fsdp=2", "table", (1,), ""),
+        (order_of_the_rank, "fsdp=4", "0.weight", (1, 3), "aten::uniform_ of [4, 4] at "),
+        (only_on_rank_0, "fsdp=4", "extra", (1, 2, 3), ""),
+        (seed_of_the_process, "fsdp=2", "weight", (0, 1), "aten::uniform_ of [4, 4] at "),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_mistake_is_found(
+    program: Callable[[], nn.Module], mesh: str, first: str, ranks: tuple[int, ...], source: str, deferred: bool
+) -> None:
+    found = check_init(program, mesh, deferred=deferred)
+    check = found[0].checks[0]
+    assert (check.name, check.is_different, check.ranks) == (first, True, ranks)
+    assert check.first_element is not None
+    assert check.value != check.value_in_one_process
+    assert check.source.startswith(source)
+    if source:
+        assert f"{Path(__file__).name}:" in check.source
+
+
+def test_first_element_counts_in_the_whole_tensor() -> None:
+    def wrong() -> nn.Module:
+        model = nn.Linear(2, 6, bias=False)
+        nn.init.zeros_(model.weight)
+        with torch.no_grad():
+            model.weight[4, 1] = rank()
+        return model
+
+    check = check_init(wrong, "fsdp=2")[0].checks[0]
+    assert (check.first_element, check.elements) == ((4, 1), 1)
+    assert (check.value, check.value_in_one_process) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
+def test_random_numbers_of_distributed_tensors_depend_on_the_mesh() -> None:
+    """See https://github.com/pytorch/pytorch/issues/168058."""
+
+    def on_meta() -> nn.Module:
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            return nn.Linear(4, 4)
+
+    assert check_init(on_meta, "fsdp=1").is_same
+    found = check_init(on_meta, "fsdp=2")
+    assert names_of(found) == ["weight", "bias"]
+    assert found[0].checks[0].source == "aten::uniform_ of [2, 4]"
+
+
+def test_tensors_without_values_and_other_shapes_are_found() -> None:
+    def wrong() -> nn.Module:
+        model = nn.Module()
+        model.register_buffer("uninitialized", torch.ones(2, device="meta" if rank() else "cpu"))
+        model.register_buffer("converted", torch.ones(2, dtype=torch.float64 if rank() else torch.float32))
+        if rank():
+            model.register_buffer("new", torch.ones(2))
+        return model
+
+    found = check_init(wrong, "dp=2", engine="none", initialize=lambda model: None)
+    reasons = {check.name: check.reason for check in found[0].checks}
+    assert reasons["converted"] == "has the dtype torch.float64, but torch.float32 in one process"
+    assert reasons["new"] == "does not exist in one process"
+
+
+# ---- Tensors that depend on other ranks ----
+
+
+def test_tensor_that_depends_on_other_ranks_is_not_comparable() -> None:
+    def averaging() -> nn.Module:
+        model = build()
+        dist.all_reduce(model.table)
+        gathered = [torch.empty(2) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, torch.ones(2))  # not used
+        return model
+
+    found = check_init(averaging, "fsdp=2")
+    assert names_of(found) == []
+    assert names_of(found, is_different=False) == ["table"]
+    assert "depends on values of other ranks: allreduce at " in str(found)
+    assert Path(__file__).name in str(found)
+    assert not found.is_same
+    assert not found.is_different
+
+
+def test_tensor_from_a_rank_that_was_not_run_is_not_comparable() -> None:
+    def sent() -> nn.Module:
+        model = build()
+        dist.broadcast(model.table, 0)
+        return model
+
+    assert check_init(sent, "fsdp=2").is_same
+    assert names_of(check_init(sent, "fsdp=2", ranks=[1]), is_different=False) == ["table"]
+
+
+def test_unknown_values_stay_unknown_when_they_are_sent() -> None:
+    def sent() -> nn.Module:
+        model = build()
+        if rank() == 0:
+            dist.all_reduce(model.table)
+        dist.broadcast(model.table, 0)
+        return model
+
+    assert names_of(check_init(sent, "fsdp=2"), is_different=False) == ["table"]
+
+
+def test_slice_by_hand_that_is_no_chunk_is_not_comparable() -> None:
+    def sliced() -> nn.Module:
+        model = nn.Linear(4, 4, bias=False)
+        if int(os.environ["WORLD_SIZE"]) > 1:
+            model.weight = nn.Parameter(torch.full((2, 4), -1.0))
+        return model
+
+    found = check_init(sliced, "tp=2", engine="none")
+    assert names_of(found, is_different=False) == ["weight"]
+    assert "is not a DTensor, and has the shape [2, 4], but [4, 4] in one process" in str(found)
+
+
+# ---- Arguments and errors ----
+
+
+def test_ranks_of_a_large_mesh_are_at_its_ends() -> None:
+    found = check_init(build, "replicate=4,fsdp=32")
+    assert found.is_same
+    assert found[0].ranks == (0, 1, 31, 32, 33, 63, 96, 97, 127)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"meshes": "fsdp"}, "expected sizes by name such as fsdp=8,tp=2, got 'fsdp'"),
+        ({"meshes": "a=2,a=3"}, "expected sizes by name"),
+        ({"meshes": {"fsdp": 0}}, "expected sizes by name"),
+        ({"meshes": "fsdp=2", "engine": "zero"}, "engine: expected one of fsdp2, hsdp, tp, ddp, none, got 'zero'"),
+        ({"meshes": "fsdp=2", "engine": "hsdp"}, "hsdp needs one dimension to replicate and one to shard besides `tp`"),
+        ({"meshes": "tp=2"}, "the engine fsdp2 needs one dimension"),
+        ({"meshes": "fsdp=2", "ranks": [2]}, "ranks: expected ranks from 0 to 1, got 2"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", "\\[")):
+        check_init(build, **arguments)
+
+
+def test_blocks_of_fakes_are_refused() -> None:
+    with fake_mode(), pytest.raises(RuntimeError, match="outside of fake_mode"):
+        check_init(build, "fsdp=2")
+
+
+def test_program_that_fails_or_dies_is_reported() -> None:
+    def failing() -> nn.Module:
+        raise KeyError("missing")
+
+    def dying() -> nn.Module:
+        os._exit(7)
+
+    with pytest.raises(ChildError, match="in failing\n(.*\n)*KeyError: 'missing'"):
+        check_init(failing, "fsdp=2")
+    with pytest.raises(ChildError, match="rank 0 ended with exit code 7"):
+        check_init(dying, "fsdp=2")
+    with pytest.raises(ChildError, match="needs a plan"):
+        check_init(build, "tp=2", engine="tp")
+    with pytest.raises(ChildError, match="returned a int: expected a module"):
+        check_init(lambda: 1, "fsdp=2")  # type: ignore[arg-type,return-value]
+
+
+def test_process_is_not_changed() -> None:
+    state, environment = torch.get_rng_state(), dict(os.environ)
+    check_init(rank_dependent_seed, "fsdp=2")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert dict(os.environ) == environment
+    assert not dist.is_initialized()
+
+
+# ---- The command ----
+
+
+@pytest.mark.parametrize(
+    ("function", "code"), [("build", 0), ("rank_dependent_seed", 3), ("missing", 2), ("fails", 1), ("depends", 4)]
+)
+def test_command_returns_the_verdict(
+    function: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = """
+        import os, torch, torch.distributed as dist
+        def build(seed=0):
+            print("constructing")
+            torch.manual_seed(seed)
+            return torch.nn.Linear(4, 4)
+        def rank_dependent_seed():
+            return build(int(os.environ["RANK"]))
+        def fails():
+            raise KeyError("missing")
+        def depends():
+            model = build()
+            dist.all_reduce(model.weight.detach())
+            return model
+    """
+    name = f"check_init_{function}"
+    (tmp_path / f"{name}.py").write_text("\n".join(line[8:] for line in program.splitlines()))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ["check-init", f"{name}:{function}", "--mesh", "fsdp=2", "--mesh", "a=2,b=1", "--json", "-"]
+    assert command_line.main(arguments) == code
+    printed = capsys.readouterr()
+    if code in (0, 3, 4):
+        report = json.loads(printed.out)
+        assert (report["command"], report["exit_code"]) == ("check-init", code)
+        assert [mesh["mesh"] for mesh in report["meshes"]] == [{"fsdp": 2}, {"a": 2, "b": 1}]
+    else:
+        assert printed.out == ""
+        assert {1: "KeyError: 'missing'", 2: "has no attribute 'missing'"}[code] in printed.err
