@@ -13,6 +13,7 @@ __all__ = [
     "DataDependentError",
     "MaterializationError",
     "PatchError",
+    "RankFailedError",
     "RanksDifferError",
     "TorchextDeprecationWarning",
     "TorchextError",
@@ -32,6 +33,10 @@ class MaterializationError(TorchextError, RuntimeError):
 
 class RanksDifferError(TorchextError, RuntimeError):
     """The ranks of a process group have recorded different initial values."""
+
+
+class RankFailedError(TorchextError, RuntimeError):
+    """A rank that `check_init` ran has failed. The message is its traceback."""
 
 
 class CheckpointError(TorchextError, ValueError, RuntimeError):

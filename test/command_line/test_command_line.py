@@ -16,7 +16,7 @@ import torchext
 from torchext import command_line, terminal
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("dry-run", "report", "checkpoint", "env", "route", "completion")
+COMMANDS = ("dry-run", "report", "checkpoint", "check-init", "env", "route", "completion")
 
 
 class Terminal(io.StringIO):

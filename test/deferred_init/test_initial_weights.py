@@ -6,6 +6,8 @@ import json
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import torchext
 from torchext import command_line
 from torchext.deferred_init import check_init
-from torchext.deferred_init.lone_ranks import ChildError
+from torchext.deferred_init.lone_ranks import Job, run_rank
 from torchext.fake import fake_mode
 
 PLAN = {"blocks.0.0": ColwiseParallel(), "blocks.0.1": RowwiseParallel()}
@@ -129,6 +132,52 @@ def test_seed_that_rank_0_sends_is_the_same() -> None:
         return Model()
 
     assert check_init(agreeing, "fsdp=3").is_same
+
+
+# ---- The same as in a job ----
+
+
+def job_to_compare(mesh: DeviceMesh) -> nn.Module:
+    """Return a module whose tensors come from other ranks in different ways."""
+    torch.manual_seed(mesh.get_rank())
+    model = parallelize_module(nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 6)), mesh, {"0": ColwiseParallel()})
+    model.register_buffer("sent", torch.rand(3))
+    dist.broadcast(model.sent, 0)
+    model.register_buffer("part", torch.empty(2))
+    dist.scatter(model.part, list(torch.rand(2, 2)) if mesh.get_rank() == 0 else None, 0)
+    model.register_buffer("drawn", distribute_tensor(torch.empty(5), mesh, [Shard(0)]))
+    model.drawn.uniform_()
+    model.append(nn.parallel.DistributedDataParallel(nn.Linear(3, 3)))
+    return model
+
+
+def local_tensors(mesh: DeviceMesh) -> list[torch.Tensor]:
+    model = job_to_compare(mesh)
+    tensors = chain(model.parameters(), model.buffers())
+    return [one.detach().to_local() if isinstance(one, DTensor) else one.detach() for one in tensors]
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
+def test_lone_ranks_have_the_tensors_of_a_job_on_gloo(tmp_path: Path) -> None:
+    def of_lone_rank(job: Job) -> None:
+        torch.save(local_tensors(init_device_mesh("cpu", (2,))), tmp_path / f"lone {job.rank}")
+
+    def of_rank(job: Job) -> None:
+        dist.destroy_process_group()
+        dist.distributed_c10d.init_process_group = initialize  # type: ignore[assignment]
+        initialize("gloo", store=dist.FileStore(str(tmp_path / "store"), 2), rank=job.rank, world_size=2)
+        torch.save(local_tensors(init_device_mesh("cpu", (2,))), tmp_path / f"job {job.rank}")
+
+    initialize = dist.init_process_group
+    jobs = [Job({"tp": 2}, number, tmp_path) for number in range(2)]
+    for job in jobs:
+        run_rank(job, of_lone_rank)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda job: run_rank(job, of_rank), jobs))
+    for number in range(2):
+        lone, real = (torch.load(tmp_path / f"{kind} {number}") for kind in ("lone", "job"))
+        assert len(lone) == len(real) == 9
+        assert all(torch.equal(one, other) for one, other in zip(lone, real, strict=True))
 
 
 # ---- Mistakes ----
@@ -340,13 +389,13 @@ def test_program_that_fails_or_dies_is_reported() -> None:
     def dying() -> nn.Module:
         os._exit(7)
 
-    with pytest.raises(ChildError, match="in failing\n(.*\n)*KeyError: 'missing'"):
+    with pytest.raises(torchext.RankFailedError, match="in failing\n(.*\n)*KeyError: 'missing'"):
         check_init(failing, "fsdp=2")
-    with pytest.raises(ChildError, match="rank 0 ended with exit code 7"):
+    with pytest.raises(torchext.RankFailedError, match="rank 0 ended with exit code 7"):
         check_init(dying, "fsdp=2")
-    with pytest.raises(ChildError, match="needs a plan"):
+    with pytest.raises(torchext.RankFailedError, match="needs a plan"):
         check_init(build, "tp=2", engine="tp")
-    with pytest.raises(ChildError, match="returned a int: expected a module"):
+    with pytest.raises(torchext.RankFailedError, match="returned a int: expected a module"):
         check_init(lambda: 1, "fsdp=2")  # type: ignore[arg-type,return-value]
 
 

@@ -61,6 +61,7 @@ def test_unknown_attribute_of_the_package_raises() -> None:
     ("cls", "builtin"),
     [
         (torchext.MaterializationError, RuntimeError),
+        (torchext.RankFailedError, RuntimeError),
         (torchext.RanksDifferError, RuntimeError),
         (torchext.CheckpointError, ValueError),
         (torchext.CheckpointError, RuntimeError),

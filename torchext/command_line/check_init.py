@@ -10,7 +10,7 @@ from ..checkpoint.command import MisuseError, ProgramError, error_text, find_fun
 from ..deferred_init import check_init
 from ..deferred_init.engines import ENGINES
 from ..deferred_init.initial_weights import parse_mesh
-from ..deferred_init.lone_ranks import ChildError
+from ..errors import RankFailedError
 
 __all__ = ["configure"]
 
@@ -102,7 +102,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     except ProgramError as error:
         print(error_text(error, parser.prog), file=sys.stderr)
         return FAILED
-    except ChildError as error:
+    except RankFailedError as error:
         print(f"{error}{parser.prog}: {options.function} failed", file=sys.stderr)
         return FAILED
     code = DIFFERENT if found.is_different else 0 if found.is_same else UNKNOWN

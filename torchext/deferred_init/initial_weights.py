@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from .. import _C
+from ..errors import RankFailedError
 from ..tools.held_tensors import parts_of
 from .engines import Plan, apply_engine, check_engine, initialize_meta
 from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
-from .lone_ranks import ChildError, Job, run_rank
+from .lone_ranks import Job, run_rank
 from .recording import recording
 
 __all__ = ["check_init", "parse_mesh"]
@@ -129,7 +130,7 @@ def check_init(
     Raises:
         TypeError, ValueError: An argument is wrong.
         RuntimeError: The process has a default process group, or is in a block of fake tensors.
-        ChildError: The program failed in a rank. The message is its traceback.
+        RankFailedError: The program failed in a rank. The message is its traceback.
 
     Example:
         >>> def build():
@@ -223,7 +224,7 @@ def _run_ranks(program: _Program, first: Job, ranks: Iterable[int]) -> dict[int,
         if unknown:
             try:
                 perturbed, _ = run_rank(replace(job, is_perturbed=True), partial(_shards, program))
-            except ChildError:
+            except RankFailedError:
                 perturbed = {}  # the program itself depends on the values, as after gathering objects
             reason = f"depends on values of other ranks: {unknown[0]}"
             for name, one in shards[rank].items():
@@ -382,7 +383,7 @@ def _with_detail(check: TensorCheck, program: _Program, job: Job, one: Job, need
     try:
         sources = [run_rank(which, partial(_trace, program, check.name, need)) for which in (job, one)]
         mine, other = (torch.load(_trace_file(which)) for which in (job, one))
-    except (ChildError, OSError):
+    except (RankFailedError, OSError):
         return check
     pairs = zip_longest(*sources, fillvalue=("nothing", 0, 0))
     pair = next(((a[0], b[0]) for a, b in pairs if a != b), ("", ""))

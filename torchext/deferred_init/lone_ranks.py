@@ -28,18 +28,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
+from ..errors import RankFailedError
 from ..tools.source_lines import place_of, users_frame
 
-__all__ = ["ChildError", "Job", "run_rank"]
+__all__ = ["Job", "run_rank"]
 
 T = TypeVar("T")
 
 BACKEND = "lone"
 FRESH_SEED = 67280421310721  # `c10::default_rng_seed_val`
-
-
-class ChildError(Exception):
-    """An error in the process of a rank: its traceback from the user's code."""
 
 
 @dataclass
@@ -77,7 +74,7 @@ def run_rank(job: Job, function: Callable[[Job], T]) -> T:
     """Return the result of `function(job)` in a forked process that is a rank of a job.
 
     Raises:
-        ChildError: It raised an error, or the process died.
+        RankFailedError: It raised an error, or the process died.
     """
     context = multiprocessing.get_context("fork")  # closures need no pickling, and the program is imported once
     receiver, sender = context.Pipe(duplex=False)
@@ -90,14 +87,14 @@ def run_rank(job: Job, function: Callable[[Job], T]) -> T:
         is_done, result = receiver.recv()
     except EOFError:
         process.join()
-        raise ChildError(f"The process of rank {job.rank} ended with exit code {process.exitcode}.") from None
+        raise RankFailedError(f"The process of rank {job.rank} ended with exit code {process.exitcode}.") from None
     finally:
         receiver.close()
         if sys.exc_info()[0] is not None:
             process.kill()
         process.join()
     if not is_done:
-        raise ChildError(result)
+        raise RankFailedError(result)
     return result  # type: ignore[no-any-return]
 
 
