@@ -103,6 +103,19 @@ def test_program_on_meta_that_draws_whole_tensors_is_the_same() -> None:
     assert check_init(on_meta, ["fsdp=2", "fsdp=4"], initialize=initialize).is_same
 
 
+def test_stages_of_a_pipeline_may_lack_tensors() -> None:
+    def stage(mesh: DeviceMesh) -> nn.Module:
+        model = build()
+        if mesh.size() > 1:
+            del model.blocks[1 - rank()]
+            model.blocks = nn.ModuleDict({str(rank()): model.blocks[0]})
+        return model
+
+    assert check_init(stage, "stage=2", engine="none").is_same
+    assert names_of(check_init(stage, "stage=2", engine="none", ranks=[0]))[0] == "blocks.1.0.weight"
+    assert names_of(check_init(stage, "fsdp=2", engine="fsdp2"))[0] == "blocks.0.0.weight"
+
+
 def test_chunks_without_placements_are_found() -> None:
     def sliced_by_hand(mesh: DeviceMesh) -> nn.Module:
         model = build()
@@ -386,6 +399,10 @@ def test_program_that_fails_or_dies_is_reported() -> None:
     def failing() -> nn.Module:
         raise KeyError("missing")
 
+    def waiting() -> nn.Module:
+        dist.distributed_c10d._get_default_store().get("key of another rank")
+        return build()
+
     def dying() -> nn.Module:
         os._exit(7)
 
@@ -393,6 +410,8 @@ def test_program_that_fails_or_dies_is_reported() -> None:
         check_init(failing, "fsdp=2")
     with pytest.raises(torchext.RankFailedError, match="rank 0 ended with exit code 7"):
         check_init(dying, "fsdp=2")
+    with pytest.raises(torchext.RankFailedError, match="DistStoreError|imeout"):
+        check_init(waiting, "fsdp=2")
     with pytest.raises(torchext.RankFailedError, match="needs a plan"):
         check_init(build, "tp=2", engine="tp")
     with pytest.raises(torchext.RankFailedError, match="returned a int: expected a module"):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ..tools.results import Items, plain
@@ -60,7 +61,9 @@ class TensorCheck:
                 f"  first element {list(self.first_element)}: {self.value} in rank {self.ranks[0]}, "
                 f"{self.value_in_one_process} in one process; {self.elements} elements of the shard differ"
             )
-        if self.source:
+        if self.source and self.source == self.source_in_one_process:
+            lines.append(f"  from {self.source}, with other arguments or random numbers")
+        elif self.source:
             lines.append(f"  rank {self.ranks[0]}: {self.source}")
             lines.append(f"  one process: {self.source_in_one_process}")
         return "\n".join(lines)
@@ -92,7 +95,8 @@ class MeshCheck:
         )
         counts = [f"{differ} differ from one process"] * bool(differ) + [f"{unknown} not comparable"] * bool(unknown)
         verdict = ", ".join(counts) or "the same as in one process"
-        lines = [f"{mesh}, engine {self.engine}: {len(self.ranks)} ranks, {self.tensors} tensors: {verdict}"]
+        ranks = f"{len(self.ranks)} of {prod(self.mesh.values())} ranks"
+        lines = [f"{mesh}, engine {self.engine}: {ranks}, {self.tensors} tensors: {verdict}"]
         lines += [str(check) for check in self.checks[:MOST_LINES]]
         if len(self.checks) > MOST_LINES:
             lines.append(f"... and {len(self.checks) - MOST_LINES} more")

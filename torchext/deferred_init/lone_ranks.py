@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from math import prod
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +37,8 @@ __all__ = ["Job", "run_rank"]
 T = TypeVar("T")
 
 BACKEND = "lone"
+PATIENCE = timedelta(seconds=1)
+"""The time after which a read of the store raises an error: no other rank runs."""
 FRESH_SEED = 67280421310721  # `c10::default_rng_seed_val`
 
 
@@ -125,30 +128,27 @@ def _text_of(error: BaseException) -> str:
 
 def _become(job: Job) -> None:
     """Give this process the state that torchrun gives to a rank."""
-    if job.rank > 0:
+    if job.rank > 0 or job.size == 1:
         warnings.simplefilter("ignore")  # rank 0 has shown them
     torch.set_num_threads(1)  # the OpenMP threads of the parent do not exist after fork
     names = {"RANK": job.rank, "LOCAL_RANK": job.rank, "WORLD_SIZE": job.size, "LOCAL_WORLD_SIZE": job.size}
     os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    _seed_as_fresh(job.rank + 1 if job.size > 1 else 0)
+    torch.manual_seed(FRESH_SEED)
+    random.seed(job.rank + 1 if job.size > 1 else 0)  # new processes have different seeds in Python and NumPy
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(random.getrandbits(32))
     dist.Backend.register_backend(
         BACKEND, lambda store, rank, size, timeout: _LoneGroup(job, rank, size), devices=["cpu"]
     )
-    dist.init_process_group(BACKEND, store=torch._C._distributed_c10d.HashStore(), rank=job.rank, world_size=job.size)
+    store = torch._C._distributed_c10d.HashStore()
+    store.set_timeout(PATIENCE)
+    dist.init_process_group(BACKEND, store=store, rank=job.rank, world_size=job.size)
     # Programs call it, but a second default group is an error.
     dist.init_process_group = dist.distributed_c10d.init_process_group = lambda *args, **kwargs: None
     # It gathers the shapes, which are the same in programs that run. The results would not exist.
     from torch.nn.parallel import distributed
 
     distributed._verify_param_shape_across_processes = lambda *args, **kwargs: None  # type: ignore[attr-defined]
-
-
-def _seed_as_fresh(number: int) -> None:
-    """Seed like a new process: PyTorch's seed is fixed, and those of Python and NumPy differ between processes."""
-    torch.manual_seed(FRESH_SEED)
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
 
 
 ProcessGroup: Any = dist.ProcessGroup
