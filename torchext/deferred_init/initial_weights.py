@@ -40,7 +40,7 @@ Part: TypeAlias = tuple[Runs, ...]
 Place: TypeAlias = tuple[int, int]
 """The size of a dimension of the mesh, and the coordinate of a rank in it."""
 Need: TypeAlias = tuple[Part | None, tuple[int, ...], tuple[Place, ...]]
-"""What a rank holds of a tensor: the part, or else the local shape and the places of the rank."""
+"""The part of a tensor that a rank holds, or else the local shape and the places of the rank."""
 Right: TypeAlias = dict[tuple[str, Need], list[Digest]]
 """The digests that a part of a tensor may have."""
 
@@ -74,7 +74,7 @@ class _Shard:
     """The part of a tensor that a rank holds.
 
     Attributes:
-        shape: The shape of the whole tensor, or of the local tensor if only the program knows the whole.
+        shape: The shape of the whole tensor, or of the local tensor if the tensor is not a `DTensor`.
         part: The indices in the whole tensor, by dimension. None for a tensor that is not a `DTensor`.
         digest: The digests of the tensors with data that it consists of. None if it has no values.
         unknown: The reason why it cannot be compared.
