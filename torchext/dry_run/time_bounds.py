@@ -37,7 +37,7 @@ from ..tools.source_lines import place_of, users_frame
 from .collectives import Collective, Place
 from .compiling import IGNORED, is_in_compiled_code
 from .current import Job, current
-from .flops import counting_flops
+from ..tools.flops import counting_flops
 from .links import Crossing, crossing_of
 from .places import ModuleNames, place_here
 from .timeline import Event, Finish, Issue, Run, Wait, least_time
