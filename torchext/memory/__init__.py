@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .advice import Advice, Outcome
+from .advising import advise
 from .categories import Category, Phase
 from .fitting import Fit, MaxBatch, fits, max_batch
 from .states import Allocation, MemoryState
@@ -9,13 +11,16 @@ from .tracking import PINNED, TrackedMemory, track_memory
 
 __all__ = [
     "PINNED",
+    "Advice",
     "Allocation",
     "Category",
     "Fit",
     "MaxBatch",
     "MemoryState",
+    "Outcome",
     "Phase",
     "TrackedMemory",
+    "advise",
     "fits",
     "max_batch",
     "track_memory",

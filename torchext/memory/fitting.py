@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from typing_extensions import Self
@@ -18,7 +18,9 @@ from ..tools.results import Column, Table, plain
 from .reports import in_units
 from .tracking import TrackedMemory, track_memory
 
-__all__ = ["Fit", "MaxBatch", "fits", "max_batch"]
+__all__ = ["Fit", "MaxBatch", "check_types", "fits", "max_batch", "measure", "one_gpu"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,38 +139,61 @@ def fits(
         >>> fits(lambda: torch.empty(2**30, 8, device="cuda"), "H100")
         Fit(fits: 32.00 GiB reserved and 32.00 GiB allocated at the peak, of 79.20 GiB on NVIDIA H100 80GB HBM3)
     """
-    _check_types("fits", "a function that runs the program", program, values)
-    device = _one_gpu(gpu)
+    check_types("fits", "a function that runs the program", program, values)
+    return measure(program, one_gpu(gpu), trace=trace, values=values)
+
+
+def measure(
+    program: Callable[[], T],
+    gpu: FakeGPU,
+    *,
+    trace: bool = False,
+    values: str = "raise",
+    afterwards: Callable[[T], object] = lambda result: None,
+) -> Fit:
+    """Run `program` on a fake GPU, as `fits()` does.
+
+    Args:
+        program: As for `fits()`.
+        gpu: The GPU.
+        trace: As for `fits()`.
+        values: As for `fits()`.
+        afterwards: Called on the GPU with the result of `program` if that fits. Its memory is not part of the answer.
+    """
     error = None
-    with fake_mode(gpu=device):
-        if any(torch.cuda.memory_allocated(i) for i in range(device.count)):
+    with fake_mode(gpu=gpu):
+        if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
             gc.collect()  # cycles that an earlier program has left would count
-    with (
-        fake_mode(gpu=device),
-        carry_blocks_to_threads(),
-        track_memory(trace=trace) as memory,
-        assuming_values(values) as assumed,
-    ):
-        try:
-            program()
-        except torch.OutOfMemoryError as raised:
-            error = raised.with_traceback(None)  # its frames hold tensors
+    with fake_mode(gpu=gpu), carry_blocks_to_threads(), assuming_values(values) as assumed:
+        with track_memory(trace=trace) as memory:
+            try:
+                result = program()
+            except torch.OutOfMemoryError as raised:
+                error = raised.with_traceback(None)  # its frames hold tensors
+        if error is None:
+            afterwards(result)
     peak = max((memory.peak_reserved(gpu).reserved for gpu in _gpus(memory)), default=0)
-    return Fit(error is None, peak, device.memory - device.context, memory, error, assumed.sites, device.name)
+    return Fit(error is None, peak, gpu.memory - gpu.context, memory, error, assumed.sites, gpu.name)
 
 
 def _gpus(memory: TrackedMemory) -> list[torch.device]:
     return [device for device in memory.devices if device.type == "cuda"]
 
 
-def _check_types(function: str, expected: str, program: object, values: object) -> None:
+def check_types(function: str, expected: str, program: object, values: object) -> None:
+    """Raise TypeError if `program` is not callable, or `values` is not a string."""
     if not callable(program):
         raise TypeError(f"{function}() expected {expected}, got {type(program).__name__}.")
     if not isinstance(values, str):
         raise TypeError(f"`values`: expected a policy such as 'raise' or 'assume', got {values!r}.")
 
 
-def _one_gpu(gpu: str | int | FakeGPU) -> FakeGPU:
+def one_gpu(gpu: str | int | FakeGPU) -> FakeGPU:
+    """Return the description of a GPU.
+
+    Raises:
+        ValueError: `gpu` is none.
+    """
     described = as_fake_gpu(gpu)
     if described is None:
         raise ValueError(f"`gpu`: expected a GPU, got {gpu!r}.")
@@ -213,7 +238,7 @@ def max_batch(
 
     if limit < multiple_of:
         raise ValueError(f"`limit` ({limit}) was expected to be at least `multiple_of` ({multiple_of}).")
-    _check_types("max_batch", "a function of a batch size that returns a step", make_step, values)
+    check_types("max_batch", "a function of a batch size that returns a step", make_step, values)
     assumed: dict[int, list[AssumedValue]] = {}
 
     def fits_with(batch: int) -> bool:

@@ -1,0 +1,177 @@
+"""Advice about a training step: which changes lower its peak memory, and what they cost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..fake import FakeGPU
+from ..tools.checks import check_is_int
+from ..tools.flops import counting_flops
+from ..tools.sizes import bytes_of
+from .advice import Advice, Outcome
+from .applying import Application, applying
+from .fitting import Fit, check_types, measure, one_gpu
+from .remedies import KINDS, Accumulate, Arguments, Checkpoint, Findings, Remedy, remedies_for
+from .searching import Limits, search
+from .tracking import PINNED
+
+__all__ = ["UNLIMITED", "advise"]
+
+UNLIMITED = 1 << 50  # bytes: more than any device has, to measure the memory that a program needs
+
+logger = logging.getLogger(__name__)
+
+
+def advise(
+    make_step: Callable[..., Callable[[], Any]],
+    gpu: str | int | FakeGPU = "H100-80GB",
+    *,
+    target: int | str | None = None,
+    batch: int | None = None,
+    steps: int = 2,
+    remedies: Sequence[str] | None = None,
+    allow_numerics: bool = False,
+    seconds: float | None = 60.0,
+    runs: int | None = None,
+    values: str = "raise",
+) -> Advice:
+    """Find changes of a training step that lower its peak memory, by simulating the step with them.
+
+    The step itself is not changed: each remedy is applied for the duration of a run on a fake GPU. Each result is that
+    of a run, also those of combinations.
+
+    Args:
+        make_step: Builds the model, the optimizer and the batch on "cuda", and returns a function that runs one step.
+            Called for each run, with `batch` as its argument if that is given.
+        gpu: As for `fits()`.
+        target: The memory that the program may reserve, in bytes or as `"60GiB"`. Default: that of the GPU.
+        batch: The size of the batch. The search then includes micro-batches with accumulated gradients.
+        steps: The number of steps to run. One more is run to count its floating-point operations.
+        remedies: The kinds of remedies to try: `checkpointing`, `allocator`, `optimizer`, `gradients`, `loss`,
+            `resharding`, `offload`, `micro-batches`, `bfloat16`. Default: all that may help.
+        allow_numerics: Whether to try remedies that change the computed values by more than rounding.
+        seconds: The duration after which no further run starts; None for no limit.
+        runs: The largest number of runs; None for no limit. Unlike `seconds`, it gives reproducible answers.
+        values: As for `fits()`.
+
+    Returns:
+        The runs, the cheapest one that fits, and the front of peaks and operations.
+
+    Raises:
+        RuntimeError: As for `fits()`.
+        TypeError: `make_step` or its result is not callable, or another argument has the wrong type.
+        ValueError: The GPU, the policy for values or a kind of remedies is unknown, or a number is out of range.
+        Exception: Errors of the unchanged program, other than `torch.OutOfMemoryError`.
+
+    Example:
+        >>> def make_step():
+        ...     layers = torch.nn.Sequential(*(torch.nn.TransformerEncoderLayer(1024, 16) for _ in range(6))).cuda()
+        ...     optimizer = torch.optim.AdamW(layers.parameters())
+        ...     x = torch.zeros(512, 32, 1024, device="cuda")
+        ...     def step():
+        ...         layers(x).sum().backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...     return step
+        >>> advice = advise(make_step, target="6GiB", remedies=["checkpointing"], seconds=None)
+        >>> advice.solution.name
+        'checkpoint 5 of 6 blocks'
+    """
+    check_types("advise", "a function that returns a step", make_step, values)
+    device = one_gpu(gpu)
+    kinds = _checked_kinds(remedies)
+    for name, number in (("steps", steps), ("batch", batch), ("runs", runs)):
+        if number is not None:
+            check_is_int(number, name)
+            if number < 1:
+                raise ValueError(f"`{name}`: expected at least 1, got {number}.")
+    limit = device.memory - device.context
+    limit = limit if target is None else min(bytes_of(target, "target"), limit)
+    limits = Limits(seconds, runs)
+    simulation = _Simulation(make_step, device, batch, steps, values)
+    baseline = simulation.run((), is_baseline=True)
+    found = simulation.findings
+    usable = [one for one in remedies_for(found, batch, allow_numerics=allow_numerics) if one.kind in kinds]
+    blocks = found.blocks if Checkpoint.kind in kinds else ()
+    return search(simulation.run, baseline, usable, blocks, gpu=device.name, limit=limit, limits=limits)
+
+
+def _checked_kinds(remedies: Sequence[str] | None) -> set[str]:
+    known = set(KINDS) - {Arguments.kind}
+    kinds = known if remedies is None else set(remedies)
+    if isinstance(remedies, str) or not kinds <= known:
+        raise ValueError(f"`remedies`: expected kinds among {', '.join(sorted(known))}; got {remedies!r}.")
+    return kinds
+
+
+class _Simulation:
+    """Runs the program with remedies.
+
+    Attributes:
+        findings: The properties of the unchanged program, after its run.
+    """
+
+    def __init__(self, make_step: Callable[..., Any], gpu: FakeGPU, batch: int | None, steps: int, values: str) -> None:
+        self._make_step = make_step
+        self._gpu = gpu
+        self._batch = batch
+        self._steps = steps
+        self._values = values
+        self._flops: dict[tuple[Remedy, ...], int] = {}  # by the remedies that may change them
+        self.findings = Findings()
+
+    def run(self, remedies: tuple[Remedy, ...], *, is_baseline: bool = False) -> Outcome:
+        """Run the program, and again with unlimited memory if it does not fit."""
+        key = tuple(remedy for remedy in remedies if not remedy.keeps_operations)
+        try:
+            fit = self._measure(remedies, self._gpu, key)
+            fits = fit.fits
+            if not fits or key not in self._flops:
+                needed = self._measure(remedies, replace(self._gpu, memory=UNLIMITED), key)
+                fit = fit if fits else needed
+        except Exception as error:
+            if is_baseline:
+                raise
+            return Outcome(remedies, False, 0, 0, error=_first_line(error))
+        pinned = fit.memory.peak_allocated(PINNED).allocated if PINNED in fit.memory.places else 0
+        outcome = Outcome(remedies, fits, fit.peak_reserved, fit.peak_allocated, self._flops.get(key), pinned)
+        logger.info("%r", outcome)
+        return outcome
+
+    def _measure(self, remedies: tuple[Remedy, ...], gpu: FakeGPU, key: tuple[Remedy, ...]) -> Fit:
+        with applying(remedies) as application:
+
+            def program() -> Callable[[], Any]:
+                step = self._step(application)
+                for _ in range(self._steps):
+                    application.step(step)
+                return step
+
+            def count(step: Callable[[], Any]) -> None:
+                with suppress(torch.OutOfMemoryError), counting_flops() as mode:  # which may need more memory
+                    application.step(step)
+                    self._flops[key] = mode.get_total_flops()
+
+            fit = measure(program, gpu, values=self._values, afterwards=lambda step: key in self._flops or count(step))
+            if not remedies:
+                self.findings = application.findings
+        return fit
+
+    def _step(self, application: Application) -> Callable[[], Any]:
+        size = next((one.batch for one in application.remedies if isinstance(one, Accumulate)), self._batch)
+        step = self._make_step(*(() if size is None else (size,)))
+        if not callable(step):
+            raise TypeError(
+                f"advise(): `make_step` was expected to return a function that runs one step, got {type(step).__name__}."
+            )
+        return step
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -1,0 +1,385 @@
+"""Remedies: changes of a program that may lower its peak memory, and the code that its author would write.
+
+A remedy is applied to the unmodified program for one simulated run: `applying.py` calls its methods where the program
+would contain the change. To add a remedy, define a subclass of `Remedy` and list it in `remedies_for()`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .blocks import Block, blocks_of, checkpoint_block, snippet_of
+
+__all__ = [
+    "KINDS",
+    "Accumulate",
+    "Arguments",
+    "Checkpoint",
+    "Findings",
+    "Numerics",
+    "Remedy",
+    "remedies_for",
+]
+
+MIB = 2**20
+SMALLEST_LOGITS = 16 * MIB  # bytes; chunks of smaller ones save nothing
+CHUNKS = 8
+MICRO_BATCHES = (2, 4, 8, 16)
+
+
+class Numerics(IntEnum):
+    """The effect of a remedy on the values that the program computes."""
+
+    EXACT = 0
+    """None."""
+    ROUNDING = 1
+    """The same formula, with differences of rounding."""
+    ARGUMENTS = 2
+    """That of the arguments that the user offers."""
+    CHANGED = 3
+    """Other values, for example of lower precision."""
+
+
+@dataclass
+class Findings:
+    """The properties of a program that decide which remedies may help.
+
+    Attributes:
+        blocks: The repeated blocks that run with gradients and are not checkpointed.
+        options: The options among `foreach` and `fused` that the constructed optimizers have.
+        keeps_gradients: Whether gradients are set to zero instead of None.
+        logits: The largest number of bytes of the logits of a cross entropy, in float32.
+        is_sharded: Whether FSDP2 shards a module.
+        allocator: The settings of the allocator.
+    """
+
+    blocks: tuple[Block, ...] = ()
+    options: set[str] = field(default_factory=set)
+    keeps_gradients: bool = False
+    logits: int = 0
+    is_sharded: bool = False
+    allocator: str = ""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change of a program that may lower its peak memory.
+
+    Attributes:
+        kind: The name of its kind; a combination has at most one remedy of each.
+        numerics: The effect on the computed values.
+        is_cheap: Whether it neither recomputes nor copies, so that it is tried before those that do.
+        keeps_operations: Whether the matrix products, convolutions and attention of a step, of which operations are
+            counted, stay the same.
+    """
+
+    kind: ClassVar[str] = ""
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    is_cheap: ClassVar[bool] = False
+    keeps_operations: ClassVar[bool] = False
+
+    @property
+    def snippet(self) -> str:
+        """The change that the author of the program makes."""
+        raise NotImplementedError
+
+    def block(self) -> AbstractContextManager[object]:
+        """Return a block in which the program runs."""
+        return nullcontext()
+
+    def adapt_module(self, root: nn.Module) -> None:
+        """Change a module that the program calls, before it runs for the first time."""
+
+    def around_forward(self) -> AbstractContextManager[object]:
+        """Return a block in which each forward pass of a module runs that the program calls."""
+        return nullcontext()
+
+    def adapt_optimizer(self, arguments: MutableMapping[str, Any]) -> None:
+        """Change the keyword arguments of an optimizer."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the kind, the name, the effect on the values and the snippet, for JSON."""
+        return {"kind": self.kind, "name": str(self), "numerics": self.numerics.name.lower(), "snippet": self.snippet}
+
+
+@dataclass(frozen=True)
+class Checkpoint(Remedy):
+    """Recompute the activations of some blocks in the backward pass."""
+
+    blocks: tuple[Block, ...]
+    count: int
+    kind: ClassVar[str] = "checkpointing"
+
+    def __str__(self) -> str:
+        return f"checkpoint {len(self.blocks)} of {self.count} blocks"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all blocks are checkpointed."""
+        return len(self.blocks) == self.count
+
+    @property
+    def snippet(self) -> str:
+        return snippet_of(self.blocks)
+
+    def adapt_module(self, root: nn.Module) -> None:
+        paths = {block.path for block in self.blocks if block.root == type(root).__name__}
+        for block, module in list(blocks_of(root)) if paths else ():
+            if block.path in paths:
+                checkpoint_block(module)
+
+
+@dataclass(frozen=True)
+class ExpandableSegments(Remedy):
+    """Let the caching allocator grow its segments."""
+
+    kind: ClassVar[str] = "allocator"
+    is_cheap: ClassVar[bool] = True
+    keeps_operations: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "expandable_segments:True"
+
+    @property
+    def snippet(self) -> str:
+        settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        return f"export PYTORCH_ALLOC_CONF={_extended(settings)}"
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        before = torch._C._accelerator_getAllocatorSettings()
+        torch._C._accelerator_setAllocatorSettings(_extended(before))
+        try:
+            yield
+        finally:
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+            torch._C._accelerator_setAllocatorSettings(before)
+
+
+def _extended(settings: str) -> str:
+    return ",".join(part for part in (settings, "expandable_segments:True") if part)
+
+
+@dataclass(frozen=True)
+class OptimizerOption(Remedy):
+    """Construct optimizers with `foreach=False`, which needs no lists of temporaries, or with `fused=True`."""
+
+    option: str
+    kind: ClassVar[str] = "optimizer"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    is_cheap: ClassVar[bool] = True
+    keeps_operations: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return f"optimizer with {self.option}={self.option == 'fused'}"
+
+    @property
+    def snippet(self) -> str:
+        return f"optimizer = torch.optim.AdamW(..., {self.option}={self.option == 'fused'})  # or another class"
+
+    def adapt_optimizer(self, arguments: MutableMapping[str, Any]) -> None:
+        if self.option == "fused" and "fused" in arguments:
+            arguments.update(fused=True, foreach=None)
+        elif self.option == "foreach" and "foreach" in arguments:
+            arguments.update({"foreach": False} | ({"fused": None} if "fused" in arguments else {}))
+
+
+@dataclass(frozen=True)
+class NoGradients(Remedy):
+    """Free gradients between steps. The values are the same if each parameter gets a gradient in each step."""
+
+    kind: ClassVar[str] = "gradients"
+    is_cheap: ClassVar[bool] = True
+    keeps_operations: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "zero_grad(set_to_none=True)"
+
+    @property
+    def snippet(self) -> str:
+        return "optimizer.zero_grad(set_to_none=True)  # if each parameter gets a gradient in each step"
+
+
+def cross_entropy_in_chunks(
+    cross_entropy: Callable[..., Tensor], logits: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> Tensor:
+    """Return the cross entropy of `logits` (N, C), computed in chunks that are recomputed in the backward pass."""
+    parts = zip(logits.chunk(CHUNKS), target.chunk(CHUNKS), strict=True)
+    total = sum(
+        checkpoint(cross_entropy, one, labels, ignore_index=ignore_index, reduction="sum", use_reentrant=False)
+        for one, labels in parts
+    )
+    return total if reduction == "sum" else total / (target != ignore_index).sum()
+
+
+SNIPPET_OF_CHUNKS = f"""\
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+def cross_entropy_in_chunks(logits, target, ignore_index=-100, reduction="mean"):  # instead of F.cross_entropy
+    parts = zip(logits.chunk({CHUNKS}), target.chunk({CHUNKS}))
+    total = sum(
+        checkpoint(F.cross_entropy, one, labels, ignore_index=ignore_index, reduction="sum", use_reentrant=False)
+        for one, labels in parts
+    )
+    return total if reduction == "sum" else total / (target != ignore_index).sum()"""
+
+
+@dataclass(frozen=True)
+class ChunkedLoss(Remedy):
+    """Compute the cross entropy in chunks of tokens, and recompute them in the backward pass."""
+
+    kind: ClassVar[str] = "loss"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    is_cheap: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return f"cross entropy in {CHUNKS} chunks"
+
+    @property
+    def snippet(self) -> str:
+        return SNIPPET_OF_CHUNKS
+
+
+@dataclass(frozen=True)
+class Reshard(Remedy):
+    """Free the parameters that FSDP2 has gathered after the forward pass, also those of the root."""
+
+    kind: ClassVar[str] = "resharding"
+    is_cheap: ClassVar[bool] = True
+    keeps_operations: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "reshard_after_forward=True"
+
+    @property
+    def snippet(self) -> str:
+        return "model.set_reshard_after_forward(True)  # after fully_shard(model)"
+
+    def adapt_module(self, root: nn.Module) -> None:
+        for module in sharded_modules(root):
+            module.set_reshard_after_forward(True, recurse=False)
+
+
+def sharded_modules(root: nn.Module) -> list[Any]:
+    """Return the modules in `root` that FSDP2 shards."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [module for module in root.modules() if isinstance(module, fsdp.FSDPModule)]
+
+
+@dataclass(frozen=True)
+class Offload(Remedy):
+    """Keep the tensors that the forward pass saves for the backward pass in pinned memory of the host."""
+
+    kind: ClassVar[str] = "offload"
+    keeps_operations: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "offload saved tensors"
+
+    @property
+    def snippet(self) -> str:
+        return "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    output = model(...)"
+
+    def around_forward(self) -> AbstractContextManager[object]:
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
+
+
+@dataclass(frozen=True)
+class Accumulate(Remedy):
+    """Split a batch into micro-batches, and accumulate their gradients. Losses are assumed to be means."""
+
+    count: int
+    batch: int
+    kind: ClassVar[str] = "micro-batches"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+
+    def __str__(self) -> str:
+        return f"{self.count} micro-batches of {self.batch}"
+
+    @property
+    def snippet(self) -> str:
+        return (
+            f"for micro_batch in batch.split({self.batch}):  # {self.count} of them\n"
+            f"    loss = ...\n    (loss / {self.count}).backward()\noptimizer.step()\noptimizer.zero_grad()"
+        )
+
+
+@dataclass(frozen=True)
+class HalfPrecision(Remedy):
+    """Make parameters, gradients and the state of optimizers in bfloat16."""
+
+    kind: ClassVar[str] = "bfloat16"
+    numerics: ClassVar[Numerics] = Numerics.CHANGED
+
+    def __str__(self) -> str:
+        return "bfloat16 as the default dtype"
+
+    @property
+    def snippet(self) -> str:
+        return "torch.set_default_dtype(torch.bfloat16)  # before the model is constructed"
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+@dataclass(frozen=True)
+class Arguments(Remedy):
+    """Run the program with further arguments."""
+
+    arguments: tuple[str, ...]
+    kind: ClassVar[str] = "arguments"
+    numerics: ClassVar[Numerics] = Numerics.ARGUMENTS
+
+    def __str__(self) -> str:
+        return " ".join(self.arguments)
+
+    @property
+    def snippet(self) -> str:
+        return f"train.py ... {self}"
+
+
+KINDS = {
+    one.kind: one
+    for one in (
+        *(Checkpoint, ExpandableSegments, OptimizerOption, NoGradients, ChunkedLoss, Reshard, Offload, Accumulate),
+        *(HalfPrecision, Arguments),
+    )
+}
+"""The kinds of remedies by their names."""
+
+
+def remedies_for(found: Findings, batch: int | None, *, allow_numerics: bool) -> list[Remedy]:
+    """Return the remedies without checkpointing that may help a program.
+
+    Args:
+        found: The properties of the program.
+        batch: The size of the batch, if it can be split.
+        allow_numerics: Whether to include those that change the computed values.
+    """
+    counts = [count for count in MICRO_BATCHES if batch is not None and batch % count == 0]
+    return [
+        *([ExpandableSegments()] if "expandable_segments" not in found.allocator else []),
+        *(OptimizerOption(option) for option in sorted(found.options)),
+        *([NoGradients()] if found.keeps_gradients else []),
+        *([ChunkedLoss()] if found.logits >= SMALLEST_LOGITS else []),
+        *([Reshard()] if found.is_sharded else []),
+        Offload(),
+        *(Accumulate(count, (batch or 0) // count) for count in counts),
+        *([HalfPrecision()] if allow_numerics else []),
+    ]
