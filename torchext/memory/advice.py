@@ -160,7 +160,9 @@ class Advice:
             *(size._replace(name="allocated"), Column("FLOPs", is_number=True)),
             *(size._replace(name="to host"), size._replace(name="sent"), Column("values"), Column("fits")),
         ]
-        return Table(columns, map(self._row, outcomes))
+        rows = [self._row(one) for one in outcomes]
+        shown = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
+        return Table([columns[i] for i in shown], ([row[i] for i in shown] for row in rows))
 
     def _row(self, one: Outcome) -> tuple[Any, ...]:
         base = self.baseline
@@ -202,10 +204,8 @@ class Advice:
                 f"The cheapest combination that fits reserves {in_units(found.peak_reserved)}, with {flops} "
                 f"operations: {found.name}."
             )
-        runs = len(self.outcomes) + len(self.failed)
-        lines.append(
-            f"{runs} runs were simulated" + ("." if self.is_complete else "; the search was ended by its limit.")
-        )
+        end = "." if self.is_complete else "; the search was ended by its limit."
+        lines.append(f"{len(self.outcomes) + len(self.failed)} runs were simulated{end}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

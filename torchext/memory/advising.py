@@ -154,11 +154,13 @@ class _Simulation:
                 return step
 
             def count(step: Callable[[], Any]) -> None:
+                if key in self._flops:
+                    return
                 with suppress(torch.OutOfMemoryError), counting_flops() as mode:  # which may need more memory
                     application.step(step)
                     self._flops[key] = mode.get_total_flops()
 
-            fit = measure(program, gpu, values=self._values, afterwards=lambda step: key in self._flops or count(step))
+            fit = measure(program, gpu, values=self._values, afterwards=count)
             if not remedies:
                 self.findings = application.findings
         return fit
@@ -167,10 +169,10 @@ class _Simulation:
         size = next((one.batch for one in application.remedies if isinstance(one, Accumulate)), self._batch)
         step = self._make_step(*(() if size is None else (size,)))
         if not callable(step):
-            raise TypeError(
-                f"advise(): `make_step` was expected to return a function that runs one step, got {type(step).__name__}."
-            )
-        return step
+            expected = "`make_step` was expected to return a function that runs one step"
+            raise TypeError(f"advise(): {expected}, got {type(step).__name__}.")
+        found: Callable[[], Any] = step
+        return found
 
 
 def _first_line(error: Exception) -> str:

@@ -259,9 +259,9 @@ def _install() -> None:
     patch(Tensor, "backward", _noting_backward, "computes the gradients of a whole batch")
     patch(Optimizer, "__init__", _skipping_steps, "has a method `step` that follows each batch")
     for kind in vars(torch.optim).values():
-        if isinstance(kind, type) and issubclass(kind, Optimizer) and "__init__" in vars(kind):
-            if "foreach" in inspect.signature(kind).parameters:
-                patch(kind, "__init__", _adapting, "uses lists of temporaries by default")
+        constructor = vars(kind).get("__init__") if isinstance(kind, type) else None
+        if constructor is not None and "foreach" in inspect.signature(constructor).parameters:
+            patch(kind, "__init__", _adapting, "uses lists of temporaries by default")
 
 
 _while_applied.declare(_install)

@@ -130,9 +130,11 @@ class Checkpoint(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return snippet_of(self.blocks)
 
     def adapt_module(self, root: nn.Module) -> None:
+        """Checkpoint the blocks of `root`."""
         paths = {block.path for block in self.blocks if block.root == type(root).__name__}
         for block, module in list(blocks_of(root)) if paths else ():
             if block.path in paths:
@@ -185,6 +187,7 @@ class OptimizerOption(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return f"optimizer = torch.optim.AdamW(..., {self.option}={self.option == 'fused'})  # or another class"
 
     def adapt_optimizer(self, arguments: MutableMapping[str, Any]) -> None:
@@ -207,6 +210,7 @@ class NoGradients(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return "optimizer.zero_grad(set_to_none=True)  # if each parameter gets a gradient in each step"
 
 
@@ -215,11 +219,12 @@ def cross_entropy_in_chunks(
 ) -> Tensor:
     """Return the cross entropy of `logits` (N, C), computed in chunks that are recomputed in the backward pass."""
     parts = zip(logits.chunk(CHUNKS), target.chunk(CHUNKS), strict=True)
-    total = sum(
+    total: Any = sum(
         checkpoint(cross_entropy, one, labels, ignore_index=ignore_index, reduction="sum", use_reentrant=False)
         for one, labels in parts
     )
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+    loss: Tensor = total if reduction == "sum" else total / (target != ignore_index).sum()
+    return loss
 
 
 SNIPPET_OF_CHUNKS = f"""\
@@ -247,6 +252,7 @@ class ChunkedLoss(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return SNIPPET_OF_CHUNKS
 
 
@@ -263,6 +269,7 @@ class Reshard(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return "model.set_reshard_after_forward(True)  # after fully_shard(model)"
 
     def adapt_module(self, root: nn.Module) -> None:
@@ -288,6 +295,7 @@ class Offload(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    output = model(...)"
 
     def around_forward(self) -> AbstractContextManager[object]:
@@ -308,6 +316,7 @@ class Accumulate(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return (
             f"for micro_batch in batch.split({self.batch}):  # {self.count} of them\n"
             f"    loss = ...\n    (loss / {self.count}).backward()\noptimizer.step()\noptimizer.zero_grad()"
@@ -326,6 +335,7 @@ class HalfPrecision(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return "torch.set_default_dtype(torch.bfloat16)  # before the model is constructed"
 
     @contextmanager
@@ -351,6 +361,7 @@ class Arguments(Remedy):
 
     @property
     def snippet(self) -> str:
+        """The change that the author of the program makes."""
         return f"train.py ... {self}"
 
 

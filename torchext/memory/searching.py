@@ -22,7 +22,7 @@ Simulate = Callable[[tuple[Remedy, ...]], Outcome]
 ORDER = {kind: number for number, kind in enumerate(KINDS)}
 
 
-class _LimitReached(Exception):
+class _LimitReachedError(Exception):
     """Ends a search."""
 
 
@@ -69,7 +69,7 @@ def search(
     try:
         run.solve(remedies)
         run.explore()
-    except _LimitReached:
+    except _LimitReachedError:
         return run.advice(is_complete=False)
     return run.advice(is_complete=True)
 
@@ -216,7 +216,7 @@ class _Search:
         found = self._runs.get(remedies)
         if found is None:
             if self._limits.are_reached(len(self._runs)):
-                raise _LimitReached
+                raise _LimitReachedError
             found = self._runs[remedies] = self._simulate(remedies)
         return found
 
