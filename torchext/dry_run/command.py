@@ -15,6 +15,7 @@ from .. import terminal
 from ..fake.assumed_values import ANSWERS, TABLES, ValuePolicy
 from ..fake.gpus import FakeGPU, as_fake_gpu
 from ..fake.rates import PeakRates
+from .advising import add_advice_flags, advise_rank, check_advice_flags
 from .comparing import compare
 from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
 from .ending import run_to_its_end
@@ -112,6 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="do not run an additional step to count floating-point operations and to bound its time",
     )
     add("--report", type=_html_file, metavar="FILE.html", help="also write an HTML report")
+    add_advice_flags(parser)
     add_comparison_flags(parser)
     terminal.add_shared_flags(parser, quiet="print no progress of ranks")
     parser.add_argument(
@@ -156,8 +158,9 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         _check_program(launch.program)
     except ValueError as error:
         parser.error(str(error))
+    check_advice_flags(parser, options)
     check_comparison_flags(parser, options, ranks)
-    run = _Run(options, launch, ranks, RankProcesses(options, launch, gpu, goal))
+    run = _Run(options, launch, ranks, RankProcesses(options, launch, gpu, goal, () if options.advise else None))
     run.run()
     return run.write_reports(program, gpu)
 
@@ -245,6 +248,11 @@ class _Run:
             code = print_comparison(options, comparison, out)
             content["exit_code"] = content["exit_code"] or code
             content["comparison"] = comparison.to_dict()
+        if options.advise and reports and not self._is_interrupted:
+            advice = advise_rank(self._processes, reports[0])
+            if advice is not None:
+                print(advice, file=out, flush=True)
+            content["advice"] = None if advice is None else advice.to_dict()
         terminal.write_json(options.json, "dry-run", content)
         return int(content["exit_code"])
 

@@ -57,6 +57,16 @@ runs of one program differ in the keys `seconds` only, unless the program itself
             seconds: the time of each point
             details: the largest tensors at some events: bytes, category, name, line
     comparison: with --compare, the differences from another report; see `comparing.py`
+    advice: with --advise, the runs of the first rank with remedies; null if the program fails without them:
+        gpu; limit: the bytes that the program may reserve
+        is_complete: whether the search ended before its limits
+        baseline, solution, and lists front, outcomes, failed of runs:
+            name, numerics: "exact", "rounding", "arguments" or "changed"
+            remedies: a list of kind, name, numerics, snippet
+            fits: whether the run fits on the GPU; peak_reserved, peak_allocated, pinned, bytes_sent: bytes
+            flops: the operations of a step, or null
+            error: that of a run in `failed`
+        solution is null if no run fits within the limit, and has all changes in `snippet`
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from typing_extensions import Self
 
 from .. import terminal
 from ..fake.gpus import FakeGPU
+from ..memory.remedies import Remedy
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
 from .json_report import rank_report
@@ -57,16 +58,29 @@ class RankProcesses:
         launch: The program and the size of the job.
         gpu: The GPUs of a machine.
         goal: The number of steps or forward passes of a rank.
+        remedies: The changes of the program; None for a run without advice.
+        is_shown: Whether to show the output of the ranks for which reports are requested.
 
     Attributes:
         out: The stream for reports and for the output of programs: stderr if the JSON report goes to stdout.
     """
 
-    def __init__(self, options: argparse.Namespace, launch: Launch, gpu: FakeGPU, goal: Goal) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        launch: Launch,
+        gpu: FakeGPU,
+        goal: Goal,
+        remedies: Sequence[Remedy] | None = None,
+        *,
+        is_shown: bool = True,
+    ) -> None:
         self.options = options
         self.launch = launch
         self.gpu = gpu
         self.goal = goal
+        self.remedies = remedies
+        self._is_shown = is_shown
         self.out = sys.stderr if terminal.STDOUT in (options.json, options.markdown) else sys.stdout
         self._ranks: dict[int, _Rank] = {}
         self._sent: dict[Key, Message] = {}
@@ -105,15 +119,19 @@ class RankProcesses:
 
     def report_of(self, number: int) -> RankReport:
         """Run a rank, if it has not run yet, and return its report."""
-        rank = self._ranks.get(number) or self._start(number, is_shown=True)
+        rank = self._ranks.get(number) or self._start(number, is_shown=self._is_shown)
         while rank.report is None:
             self._turn()
-            rank.show_output()
-        rank.show_output()
+            self._show_output(rank)
+        self._show_output(rank)
         if self.options.keep_files is not None:
             rank.keep_files(self.options.keep_files / f"rank-{number}")
         rank.close()
         return rank.report
+
+    def _show_output(self, rank: _Rank) -> None:
+        if self._is_shown:
+            rank.show_output()
 
     def _start(self, number: int, *, is_shown: bool) -> _Rank:
         self._ranks[number] = rank = _Rank(self, number, is_shown)  # closed even if starting it fails
@@ -275,6 +293,7 @@ class _Rank:
             "counts_flops": not options.no_flops,
             "is_quiet": options.quiet,
             "is_verbose": options.verbose,
+            "remedies": self._job.remedies,
             "messages": None if options.alone or size == 1 else messages,
         }
 

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from ..fake import carry_blocks_to_threads
 from ..fake.assumed_values import AssumedValue
 from ..fake.gpus import FakeGPU
 from ..memory import PINNED, TrackedMemory, track_memory
+from ..memory.applying import applying
+from ..memory.remedies import Findings, Remedy
 from ..memory.states import summed
 from ..tools.source_lines import code_at
 from .collectives import GroupSummary, peers_of, summarize_phases
@@ -28,7 +30,7 @@ from .progress import Finished, Goal, Progress
 from .time_bounds import TimeBound, why_unbounded
 from .world import World, world
 
-__all__ = ["HOST", "DevicePeak", "RankReport", "run_rank"]
+__all__ = ["HOST", "PINNED", "DevicePeak", "RankReport", "run_rank"]
 
 # Host memory, pageable and pinned, which reports show last.
 HOST = {"cpu": 1, PINNED: 2}
@@ -96,6 +98,7 @@ class RankReport:
         seconds: The duration, without starting Python.
         code: The source code of the lines of `peaks`.
         timeline: The busiest device over time, as `TrackedMemory.curve()` returns it; empty without memory.
+        findings: The properties that decide which remedies may help; None without `--advise`.
     """
 
     rank: int
@@ -121,6 +124,7 @@ class RankReport:
     seconds: float = 0.0
     code: dict[str, str] = field(default_factory=dict)
     timeline: dict[str, Any] = field(default_factory=dict)
+    findings: Findings | None = None
 
     @property
     def has_enough(self) -> bool:
@@ -150,6 +154,7 @@ def run_rank(
     counts_flops: bool,
     is_quiet: bool = False,
     messages: Messages | None = None,
+    remedies: Sequence[Remedy] | None = None,
     on_unstoppable: Callable[[RankReport], None] = lambda report: None,
 ) -> RankReport:
     """Run a program as rank `rank` of `size` until it reaches the goal.
@@ -168,6 +173,7 @@ def run_rank(
         counts_flops: Whether to run one more step to count its floating-point operations.
         is_quiet: Whether to print no progress.
         messages: The connection to other ranks; None if the rank runs alone.
+        remedies: The changes of the program for this run; None to collect no findings either.
         on_unstoppable: Called with the report if the program continues after it has reached the goal. May end the
             process.
     """
@@ -191,9 +197,15 @@ def run_rank(
         memory = block.enter_context(track_memory(trace=traces_lines))
         progress = Progress(goal, counts_flops, job, is_quiet=is_quiet)
         block.callback(progress.close)
+        application = block.enter_context(nullcontext() if remedies is None else applying(remedies))
         if messages is not None:
             messages.on_finished = progress.end
-        progress.on_enough = lambda: _describe(report, job, memory, progress)
+
+        def describe() -> None:
+            report.findings = None if application is None else application.findings
+            _describe(report, job, memory, progress)
+
+        progress.on_enough = describe
         progress.on_unstoppable = lambda: on_unstoppable(_completed(report, job, memory, progress, start))
         try:
             _run(program, is_module)

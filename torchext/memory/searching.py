@@ -15,15 +15,15 @@ from .advice import Advice, Outcome
 from .blocks import Block
 from .remedies import KINDS, Checkpoint, Remedy
 
-__all__ = ["Limits", "search"]
+__all__ = ["LimitReachedError", "Limits", "search"]
 
 Simulate = Callable[[tuple[Remedy, ...]], Outcome]
 
 ORDER = {kind: number for number, kind in enumerate(KINDS)}
 
 
-class _LimitReachedError(Exception):
-    """Ends a search."""
+class LimitReachedError(Exception):
+    """Ends a search, with the runs so far."""
 
 
 class Limits:
@@ -69,7 +69,7 @@ def search(
     try:
         run.solve(remedies)
         run.explore()
-    except _LimitReachedError:
+    except LimitReachedError:
         return run.advice(is_complete=False)
     return run.advice(is_complete=True)
 
@@ -216,7 +216,7 @@ class _Search:
         found = self._runs.get(remedies)
         if found is None:
             if self._limits.are_reached(len(self._runs)):
-                raise _LimitReachedError
+                raise LimitReachedError
             found = self._runs[remedies] = self._simulate(remedies)
         return found
 

@@ -1,0 +1,158 @@
+"""The flags of `torchext dry-run --advise`, and the runs of a rank with remedies, each in its own process."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import replace
+
+from ..memory.advice import Advice, Outcome
+from ..memory.remedies import Arguments, Remedy, remedies_for
+from ..memory.searching import LimitReachedError, Limits, search
+from ..tools.sizes import bytes_of
+from .rank_processes import RankProcesses
+from .running import HOST, PINNED, RankReport
+
+__all__ = ["add_advice_flags", "advise_rank", "check_advice_flags"]
+
+SECONDS = 600.0
+
+
+def add_advice_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to the parser of the command."""
+    add = parser.add_argument_group("advice").add_argument
+    add(
+        "--advise",
+        action="store_true",
+        help="run the first rank of --rank again with changes that may lower its peak, such as checkpointing of some "
+        "blocks, and print the cheapest combination that fits",
+    )
+    add("--target", type=_size, metavar="SIZE", help="with --advise, the memory to fit in, such as 60GiB")
+    add(
+        "--try",
+        action="append",
+        default=[],
+        dest="tries",
+        metavar="ARGS",
+        help='with --advise, also try the program with further arguments, such as --try="--batch-size 4"; may be '
+        "repeated",
+    )
+    add("--advise-numerics", action="store_true", help="with --advise, also try changes of the computed values")
+    add(
+        "--advise-seconds",
+        type=float,
+        metavar="S",
+        help=f"with --advise, start no further run after S seconds (default: {SECONDS:.0f})",
+    )
+    add("--advise-runs", type=int, metavar="N", help="with --advise, make at most N runs")
+
+
+def _size(text: str) -> int:
+    try:
+        return bytes_of(text, "--target")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def check_advice_flags(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with an error if a flag needs `--advise`, or a number is not positive."""
+    needing = ("target", "tries", "advise_numerics", "advise_seconds", "advise_runs")
+    for name in needing:
+        flag = f"--{'try' if name == 'tries' else name.replace('_', '-')}"
+        value = getattr(options, name)
+        if value not in (None, False, []) and not options.advise:
+            parser.error(f"{flag} needs --advise")
+        if name.startswith("advise_") and value is not None and value is not False and value <= 0:
+            parser.error(f"{flag}: expected a positive number, got {value:g}")
+    try:
+        list(map(shlex.split, options.tries))
+    except ValueError as error:
+        parser.error(f"--try: {str(error).lower()}")
+
+
+def advise_rank(processes: RankProcesses, report: RankReport) -> Advice | None:
+    """Search for changes that lower the peak of a rank.
+
+    Args:
+        processes: The processes of the unchanged program.
+        report: The report of the rank of the unchanged program.
+
+    Returns:
+        The advice, also if the search is interrupted; None, after a message, if the unchanged program fails, makes too
+        few steps, or allocates nothing on a GPU.
+    """
+    options, gpu = processes.options, processes.gpu
+    baseline = _outcome(report, ())
+    problem = baseline.error or ("" if baseline.peak_reserved else "it allocates nothing on a GPU")
+    if problem or report.findings is None:
+        print(f"[dry run] no advice for this program: {problem}", file=sys.stderr)
+        return None
+    capacity = gpu.memory - gpu.context
+    tries = [Arguments(tuple(shlex.split(text))) for text in options.tries]
+    return search(
+        _Simulation(processes, report.rank).run,
+        baseline,
+        [*remedies_for(report.findings, None, allow_numerics=options.advise_numerics), *tries],
+        report.findings.blocks,
+        gpu=gpu.name,
+        limit=capacity if options.target is None else min(options.target, capacity),
+        limits=Limits(options.advise_seconds or SECONDS, options.advise_runs),
+    )
+
+
+class _Simulation:
+    """Runs a rank with remedies, without its output."""
+
+    def __init__(self, processes: RankProcesses, rank: int) -> None:
+        self._processes = processes
+        self._rank = rank
+        self._count = 0
+        settings = {**vars(processes.options), "quiet": True, "no_lines": True, "keep_files": None}
+        self._options = argparse.Namespace(**settings)
+
+    def run(self, remedies: tuple[Remedy, ...]) -> Outcome:
+        """Run the rank and, as far as it waits for their messages, other ranks."""
+        first, launch = self._processes, self._processes.launch
+        added = [part for one in remedies if isinstance(one, Arguments) for part in one.arguments]
+        launch = replace(launch, program=[*launch.program, *added])
+        processes = RankProcesses(self._options, launch, first.gpu, first.goal, remedies, is_shown=False)
+        try:
+            with processes:
+                outcome = _outcome(processes.report_of(self._rank), remedies)
+        except KeyboardInterrupt:
+            raise LimitReachedError from None
+        self._count += 1
+        if not first.options.quiet:
+            result = outcome.error or repr(outcome)
+            print(f"[dry run] advice {self._count}: {result}", file=sys.stderr, flush=True)
+        return outcome
+
+
+def _outcome(report: RankReport, remedies: tuple[Remedy, ...]) -> Outcome:
+    peaks = [peak for peak in report.peaks if peak.device not in HOST]
+    pinned = next((peak.allocated for peak in report.peaks if peak.device == PINNED), 0)
+    return Outcome(
+        remedies,
+        fits=not report.out_of_memory,
+        peak_reserved=max((peak.reserved for peak in peaks), default=0),
+        peak_allocated=max((peak.allocated for peak in peaks), default=0),
+        flops=report.flops,
+        pinned=pinned,
+        bytes_sent=_bytes_sent(report),
+        error=_problem(report),
+    )
+
+
+def _bytes_sent(report: RankReport) -> int:
+    """Return the bytes that the last step sends."""
+    phases = [row.phase for row in report.collectives if row.phase.startswith(report.goal.unit)]
+    return sum(row.bytes_sent for row in report.collectives if phases and row.phase == phases[-1])
+
+
+def _problem(report: RankReport) -> str:
+    if report.outcome == "failed":
+        fallback = f"the program exited with code {report.exit_code}"
+        return report.reason or next(iter(report.mismatches), fallback)
+    too_few = report.outcome == "too few"
+    return f"the program made {report.made} of {report.goal.count} {report.goal.unit}s" if too_few else ""
