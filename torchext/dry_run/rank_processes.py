@@ -29,6 +29,7 @@ from typing_extensions import Self
 
 from .. import terminal
 from ..fake.gpus import FakeGPU
+from ..memory.advice import UNLIMITED
 from ..memory.remedies import Remedy
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
@@ -42,7 +43,6 @@ from .running import HOST, RankReport, run_rank
 
 __all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
 
-UNLIMITED = 1 << 50  # bytes: more than any device has, so that the report can show the memory that the rank needs
 MOST_PROCESSES = 64  # at a time: each takes about half a GiB
 
 Key = tuple[Channel, int]

@@ -5,13 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from ..tools.results import Column, Table
 from .remedies import Accumulate, Checkpoint, Numerics, Remedy
 from .reports import in_units
 
-__all__ = ["Advice", "Outcome", "ratio_text"]
+__all__ = ["UNLIMITED", "Advice", "Outcome", "frees_its_cache"]
+
+UNLIMITED = 1 << 50  # bytes: more than any device has, to measure the memory that a program needs
+
+
+class _Peaks(Protocol):
+    @property
+    def peak_allocated(self) -> int: ...
+    @property
+    def peak_reserved(self) -> int: ...
+
+
+def frees_its_cache(unlimited: _Peaks, capacity: int) -> bool:
+    """Return true if a run may fit only because the allocator frees its cache when the GPU is full.
+
+    A run that reserves less without a limit is the same with it, and one that allocates more does not fit.
+    """
+    return unlimited.peak_allocated <= capacity < unlimited.peak_reserved
 
 
 @dataclass(frozen=True)
@@ -167,8 +184,8 @@ class Advice:
     def _row(self, one: Outcome) -> tuple[Any, ...]:
         base = self.baseline
         return (
-            *(one.name, one.peak_reserved, ratio_text(one.peak_reserved, base.peak_reserved), one.peak_allocated),
-            None if None in (one.flops, base.flops) else ratio_text(one.flops or 0, base.flops or 0),
+            *(one.name, one.peak_reserved, _ratio_text(one.peak_reserved, base.peak_reserved), one.peak_allocated),
+            None if None in (one.flops, base.flops) else _ratio_text(one.flops or 0, base.flops or 0),
             *((one.pinned - base.pinned) or None, (one.bytes_sent - base.bytes_sent) or None),
             *("same" if one.numerics is Numerics.EXACT else one.numerics.name.lower(), "yes" * self.meets(one) or "no"),
         )
@@ -199,7 +216,7 @@ class Advice:
         elif not found.remedies:
             lines.append("It fits without changes.")
         else:
-            flops = ratio_text(found.flops or 0, self.baseline.flops or 0)
+            flops = _ratio_text(found.flops or 0, self.baseline.flops or 0)
             lines.append(
                 f"The cheapest combination that fits reserves {in_units(found.peak_reserved)}, with {flops} "
                 f"operations: {found.name}."
@@ -230,7 +247,7 @@ class Advice:
         }
 
 
-def ratio_text(value: int, base: int) -> str:
+def _ratio_text(value: int, base: int) -> str:
     """Return the change of a value in percent."""
     return f"{100 * (value - base) / base:+.1f} %" if base else "+0.0 %"
 

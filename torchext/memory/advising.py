@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from ..fake import FakeGPU
 from ..tools.checks import check_is_int
 from ..tools.flops import counting_flops
 from ..tools.sizes import bytes_of
-from .advice import Advice, Outcome
+from .advice import UNLIMITED, Advice, Outcome, frees_its_cache
 from .applying import Application, applying
 from .fitting import Fit, check_types, measure, one_gpu
 from .remedies import KINDS, Accumulate, Arguments, Checkpoint, Findings, Remedy, remedies_for
 from .searching import Limits, search
 from .tracking import PINNED
 
-__all__ = ["UNLIMITED", "advise"]
-
-UNLIMITED = 1 << 50  # bytes: more than any device has, to measure the memory that a program needs
+__all__ = ["advise"]
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +122,15 @@ class _Simulation:
         self.findings = Findings()
 
     def run(self, remedies: tuple[Remedy, ...], *, is_baseline: bool = False) -> Outcome:
-        """Run the program, and again with unlimited memory if it does not fit."""
+        """Run the program with unlimited memory, and again with that of the GPU if the answer depends on it."""
         key = tuple(remedy for remedy in remedies if not remedy.keeps_operations)
+        capacity = self._gpu.memory - self._gpu.context
         try:
-            fit = self._measure(remedies, self._gpu, key)
-            fits = fit.fits
-            if not fits or key not in self._flops:
-                needed = self._measure(remedies, replace(self._gpu, memory=UNLIMITED), key)
-                fit = fit if fits else needed
+            fit = self._measure(remedies, replace(self._gpu, memory=UNLIMITED), key)
+            fits = fit.peak_reserved <= capacity
+            if frees_its_cache(fit, capacity):
+                limited = self._measure(remedies, self._gpu, key)
+                fits, fit = limited.fits, limited if limited.fits else fit
         except Exception as error:
             if is_baseline:
                 raise
@@ -156,7 +152,7 @@ class _Simulation:
             def count(step: Callable[[], Any]) -> None:
                 if key in self._flops:
                     return
-                with suppress(torch.OutOfMemoryError), counting_flops() as mode:  # which may need more memory
+                with counting_flops() as mode:
                     application.step(step)
                     self._flops[key] = mode.get_total_flops()
 
