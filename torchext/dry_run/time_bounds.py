@@ -32,12 +32,12 @@ from .. import _C
 from ..fake.higher_order import may_not_run
 from ..fake.rates import PeakRates
 from ..fake.stream_order import Clock, StreamKey, listeners
+from ..tools.flops import counting_flops
 from ..tools.results import Column, Table
 from ..tools.source_lines import place_of, users_frame
 from .collectives import Collective, Place
 from .compiling import IGNORED, is_in_compiled_code
 from .current import Job, current
-from ..tools.flops import counting_flops
 from .links import Crossing, crossing_of
 from .places import ModuleNames, place_here
 from .timeline import Event, Finish, Issue, Run, Wait, least_time
