@@ -1,8 +1,8 @@
 """The least time that a collective occupies the links of a GPU.
 
-These are the bytes that enter and leave a rank in any algorithm, NVLink SHARP and InfiniBand SHARP included. An all-reduce of S
-bytes sends and receives S bytes on each rank, because switches may compute the sums. A rank of an all-gather receives
-what it does not have, and a rank of a reduce-scatter sends what others need.
+These are the bytes that enter and leave a rank in any algorithm, NVLink SHARP and InfiniBand SHARP included. An
+all-reduce of S bytes sends and receives S bytes on each rank, because switches may compute the sums. A rank of an
+all-gather receives the shards of the others, and a rank of a reduce-scatter sends them.
 
 Between machines, ranks of one group and one machine may share their traffic: each byte enters and leaves the machine
 once, and the adapters of all these ranks transfer it. The links and the network may work at the same time.
