@@ -125,7 +125,7 @@ def initialize_meta(module: nn.Module, initialize: Callable[[nn.Module], object]
             `reset_parameters()` of each of its submodules.
 
     Raises:
-        ValueError: A submodule has parameters of its own, but no such method.
+        ValueError: A submodule with parameters has no such method.
     """
     method: Any = getattr(module, "init_weights", None)
     has_meta = any(one.is_meta for one in (*module.parameters(), *module.buffers()))
