@@ -1,6 +1,6 @@
 """Runs the ranks of a job one after the other, with real tensors on the CPU.
 
-NOTE [Lone ranks]. Each rank runs in a forked process with a process group whose other ranks do not run. A rank that
+Each rank runs in a forked process with a process group whose other ranks do not run. A rank that
 broadcasts or scatters posts the values, so ranks that run later receive them, as in the job. Other collectives depend
 on values that do not exist. They behave as if all ranks had the values of this rank. A second run of the rank adds 1 to
 their results: tensors that differ between the two runs depend on other ranks.
@@ -155,7 +155,7 @@ ProcessGroup: Any = dist.ProcessGroup
 
 
 class _LoneGroup(ProcessGroup):  # type: ignore[misc]
-    """A process group whose other ranks do not run: NOTE [Lone ranks].
+    """A process group whose other ranks do not run.
 
     PyTorch's C++ calls the methods through its trampoline `PyProcessGroup`, which fixes their names.
     """

@@ -60,7 +60,7 @@ def have_recorded_the_same(tensors: Sequence[Tensor], group: dist.ProcessGroup) 
     """
     if dist.get_backend(group) == "fake":  # the other ranks do not exist
         return True
-    if (agrees_on := getattr(group, "agrees_on", None)) is not None:  # NOTE [Lone ranks]
+    if (agrees_on := getattr(group, "agrees_on", None)) is not None:  # lone_ranks.py
         return bool(agrees_on(_digest_of(tensors)))
     if group in _mixed_groups:
         return False
