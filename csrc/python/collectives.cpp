@@ -62,11 +62,15 @@ void observeByPython(const py::object& observe) {
   observeCollectives(observe.is_none() ? nullptr : new PythonObserver{observe});  // NOLINT(*-owning-memory): see above
 }
 
-// Calls `answer(operator, dtype, computed, kind)` and `note(operator, shape, kind)`.
+// Calls the methods of an `AssumedValues`.
 class PythonAssumptions final : public Assumptions {
  public:
-  PythonAssumptions(py::object answer, py::object note, at::Tensor masks, std::int64_t advance)
-      : Assumptions{std::move(masks), advance}, answer_{answer.release().ptr()}, note_{note.release().ptr()} {}
+  PythonAssumptions(const py::object& values, at::Tensor masks, double number, bool has_lines)
+      : answer_{methodOf(values, "answer")},
+        note_{methodOf(values, "note_shape")},
+        positions_{methodOf(values, "positions")},
+        policy_here_{has_lines ? methodOf(values, "policy_here") : nullptr},
+        everywhere_{std::move(masks), ValueKind::kByMasks, number} {}
 
   double answer(const c10::OperatorHandle& op,
                 c10::ScalarType dtype,
@@ -83,14 +87,38 @@ class PythonAssumptions final : public Assumptions {
     py::reinterpret_borrow<py::object>(note_)(op.schema().name(), shape, static_cast<int>(kind));
   }
 
+  LinePolicy policyHere() const override {
+    if (policy_here_ == nullptr) {
+      return everywhere_;
+    }
+    const py::gil_scoped_acquire gil;
+    const auto [masks, kind, number] =
+        py::reinterpret_borrow<py::object>(policy_here_)().cast<std::tuple<at::Tensor, int, double>>();
+    return {masks, static_cast<ValueKind>(kind), number};
+  }
+
+  std::pair<at::Tensor, ValueKind> positions(std::int64_t count, std::int64_t length, std::int64_t rows) const override {
+    const py::gil_scoped_acquire gil;
+    const auto [positions, kind] =
+        py::reinterpret_borrow<py::object>(positions_)(count, length, rows).cast<std::pair<at::Tensor, int>>();
+    return {positions, static_cast<ValueKind>(kind)};
+  }
+
  private:
-  PyObject* answer_;  // both are held for the life of the process
+  static PyObject* methodOf(const py::object& values, const char* name) {
+    return py::object{values.attr(name)}.release().ptr();
+  }
+
+  PyObject* answer_;  // all are held for the life of the process
   PyObject* note_;
+  PyObject* positions_;
+  PyObject* policy_here_;  // null if no line has a policy
+  LinePolicy everywhere_;
 };
 
-void assumeByPython(py::object answer, py::object note, at::Tensor masks, std::int64_t advance) {
+void assumeByPython(const py::object& values, at::Tensor masks, double number, bool has_lines) {
   // NOLINTNEXTLINE(*-owning-memory): see above
-  setAssumptions(new PythonAssumptions{std::move(answer), std::move(note), std::move(masks), advance});
+  setAssumptions(new PythonAssumptions{values, std::move(masks), number, has_lines});
 }
 
 int kindOfValues(const std::vector<at::Tensor>& tensors) {
@@ -112,10 +140,19 @@ std::optional<at::Tensor> assumedValue(const at::Tensor& fake) {
   return value.defined() ? std::optional{value} : std::nullopt;
 }
 
+// Returns the kinds for policies of lines.
+std::vector<int> byLines() {
+  std::vector<int> kinds;
+  for (unsigned bit = static_cast<unsigned>(ValueKind::kByLine) & ~1U; (bit & kAllKinds) != 0; bit <<= 1U) {
+    kinds.push_back(static_cast<int>(bit | static_cast<unsigned>(ValueKind::kAssumed)));
+  }
+  return kinds;
+}
+
 }  // namespace
 
 void bindCollectives(py::module_& module) {
-  bind(module, "assume_values", assumeByPython);
+  module.def("assume_values", torch::wrap_pybind_function(assumeByPython));  // holds the GIL
   bind(module, "assume_nothing", assumeNothing);
   bind(module, "assumed_value", assumedValue);
   bind(module, "assume_value", assumeValueOfKind);
@@ -124,6 +161,7 @@ void bindCollectives(py::module_& module) {
   module.attr("ASSUMED_NUMBER") = kAssumedNumber;
   module.attr("BY_MASKS") = static_cast<int>(ValueKind::kByMasks);
   module.attr("BY_ROUTING") = static_cast<int>(ValueKind::kByRouting);
+  module.attr("BY_LINES") = byLines();
   module.def("observe_collectives", torch::wrap_pybind_function(observeByPython));
 }
 

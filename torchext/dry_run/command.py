@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from .. import terminal
-from ..fake.assumed_values import ANSWERS, TABLES, ValuePolicy
+from ..fake.value_policies import PARTS, ValuePolicy
 from ..fake.gpus import FakeGPU, as_fake_gpu
 from ..fake.rates import PeakRates
 from .advising import add_advice_flags, advise_rank, check_advice_flags
@@ -100,8 +100,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--values",
         default=DEFAULT_VALUES,
         metavar="POLICY",
-        help="how to answer reads of values that do not exist: raise, or assume followed by ,masks=all|half|none and "
-        f",routing=balanced|same (default: {DEFAULT_VALUES})",
+        help="how to answer reads of values that do not exist, a list such as assume,routing=worst of assume|zero|raise, "
+        "masks=all|half|none, routing=balanced|same|worst|histogram:FILE and FILE:LINE=POLICY "
+        f"(default: {DEFAULT_VALUES})",
     )
     add("--keep-files", type=Path, metavar="DIR", help="keep the files that the program writes in a new folder")
     add("--unguarded", action="store_true", help="run even if the system cannot keep code in C from writing files")
@@ -290,11 +291,10 @@ def _check_values(text: str) -> None:
     try:
         ValuePolicy.parse(text)
     except ValueError as error:
-        known = [*ANSWERS, *(f"{name}={choice}" for name, table in TABLES.items() for choice in table)]
-        wrong = next((part for part in text.split(",") if part not in known), "")
+        wrong = next((part for part in text.split(",") if part not in PARTS and ":" not in part), "")
         message = str(error).rstrip(".")
         message = message[:1].lower() + message[1:]
-        raise ValueError(f"--values: {message}{terminal.suggestion(wrong, known, most=1)}") from error
+        raise ValueError(f"--values: {message}{terminal.suggestion(wrong, PARTS, most=1)}") from error
 
 
 def _ranks(text: str, size: int | None) -> list[int]:

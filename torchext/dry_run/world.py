@@ -97,6 +97,11 @@ class World(Job):
         return self._assumed.sites
 
     @property
+    def value_remarks(self) -> list[str]:
+        """The assumptions about routing, and the policies for values that were not used."""
+        return self._assumed.remarks
+
+    @property
     def latest_value(self) -> AssumedValue | None:
         """The last of these reads."""
         return self._assumed.latest

@@ -13,7 +13,6 @@ import linecache
 import os
 import sys
 import sysconfig
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,35 +21,29 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from .. import _C
-from ..errors import TorchextFutureWarning
+from ..errors import DataDependentError
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import Lease
 from ..tools.source_lines import place_of, users_frame
+from .routing import Balanced, Routing, make_routing, routing_module
+from .value_policies import MASKS, LinePolicy, ValuePolicy
 
 __all__ = [
     "KINDS",
     "AssumedValue",
     "AssumedValues",
-    "ValuePolicy",
     "assumes_values",
     "assuming_values",
     "note_reading",
     "programs_frame",
     "while_values_are_assumed",
 ]
-
-ANSWERS = ("assume", "raise")
-
-# The pattern of true elements that is repeated over an unknown mask: NOTE [Assumed masks].
-MASKS = {"all": (True,), "half": (True, False), "none": (False,)}
-
-# Distance in rows between each row of chosen positions and the previous row: NOTE [Assumed indices]. With `balanced`,
-# all experts get the same number of tokens; with `same`, all tokens choose the same experts.
-ROUTING = {"balanced": 1, "same": 0}
 
 # Files whose functions call kernels for dispatch modes.
 OF_MODES = {
@@ -74,48 +67,6 @@ FOLDERS_OF_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-package
 
 # Words in a source line that checks whether values are finite or close: `isfinite` of `torch`, `math` and libraries.
 FINITENESS_CHECKS = ("isfinite", "is_finite", "all_finite", "allclose")
-
-
-@dataclass(frozen=True)
-class ValuePolicy:
-    """How to answer reads of unknown values.
-
-    Attributes:
-        answer: `assume`, or `raise`: reading such a value raises an error.
-        masks: The elements of masks that are true, a key of `MASKS`.
-        routing: The positions that are chosen, a key of `ROUTING`.
-    """
-
-    answer: str = "assume"
-    masks: str = "all"
-    routing: str = "balanced"
-
-    @classmethod
-    def parse(cls, text: str) -> ValuePolicy:
-        """Return the policy for `text`, such as `assume,masks=half,routing=same`.
-
-        Raises:
-            ValueError: `text` is not a valid policy.
-        """
-        answer, *parts = text.split(",")
-        if answer not in ANSWERS:
-            raise ValueError(f"Expected a value policy that begins with one of {', '.join(ANSWERS)}, got {text!r}.")
-        if answer == "raise" and parts:
-            raise ValueError(f"`raise` cannot be combined with other value policies, got {text!r}.")
-        chosen = dict(part.partition("=")[::2] for part in parts)
-        for name, policy in chosen.items():
-            if policy not in TABLES.get(name, {}):
-                known = " or ".join(f"{name}={'|'.join(table)}" for name, table in TABLES.items())
-                raise ValueError(f"Expected value policies of the form {known}, got {text!r}.")
-        return cls(answer, **chosen)
-
-    def behind(self, kind: int) -> str:
-        """Return the policies that values of this kind depend on, in the syntax of a policy."""
-        names = [name for name, bits in (("masks", _C.BY_MASKS), ("routing", _C.BY_ROUTING)) if kind & bits == bits]
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
-
-
-TABLES: dict[str, dict[str, Any]] = {"masks": MASKS, "routing": ROUTING}
 
 
 @dataclass(frozen=True)
@@ -154,6 +105,10 @@ class AssumedValues:
     def __init__(self, policy: ValuePolicy | None = None) -> None:
         self.latest: AssumedValue | None = None
         self._policy = policy or ValuePolicy()
+        self._routing: dict[LinePolicy | None, Routing] = {None: make_routing(self._policy.routing)}
+        self._matched: set[LinePolicy] = set()
+        self._line_of_module: WeakKeyDictionary[nn.Module, LinePolicy] = WeakKeyDictionary()
+        self._kinds: dict[str, int] = {}
         self._counts: Counter[Site] = Counter()
         self._answers: dict[Site, dict[str, None]] = {}
 
@@ -171,7 +126,9 @@ class AssumedValues:
         value = computed
         if value is None:
             value = (
-                1.0 if operator in ("aten::equal", "aten::allclose") or _checks_finiteness(frame) else _default(dtype)
+                1.0
+                if operator in ("aten::equal", "aten::allclose") or _checks_finiteness(frame)
+                else self._number_for(dtype)
             )
         shown = str(bool(value)) if dtype is torch.bool else str(int(value) if not dtype.is_floating_point else value)
         self.note(operator, shown, frame, _kind_of(dtype), values)
@@ -182,9 +139,15 @@ class AssumedValues:
         self.note(operator, shape, _reader(sys._getframe(1)), SHAPE, values)
 
     def note(self, operator: str, answer: str, frame: FrameType, kind: str = OTHER, values: int = 0) -> None:
-        """Count one read."""
+        """Count one read, or raise an error if its line has the policy `raise`."""
         user = programs_frame()
-        policy = self._policy.behind(values)
+        line = self._line_here()
+        if line is not None and line.policy.answer == "raise":
+            raise DataDependentError(
+                f"`{operator}` reads a value of a fake tensor that does not exist, at {place_of(user)}. The policy "
+                f"{line.text} refuses to assume it."
+            )
+        policy = self._policies_behind(values)
         site = place_of(user), place_of(frame), operator, kind, policy
         self._counts[site] += 1
         answers = self._answers.setdefault(site, {})
@@ -198,21 +161,85 @@ class AssumedValues:
         line, reader, operator, kind, policy = site
         return AssumedValue(line, reader, operator, shown, kind, policy, count)
 
+    def positions(self, count: int, length: int, rows: int) -> tuple[torch.Tensor, int]:
+        """Return rows of positions that a program chooses, flattened, and the kind of these values."""
+        line = self._line_here(of_module=True)
+        if line is not None and line not in self._routing:
+            self._routing[line] = make_routing(line.policy.routing, must_fit=True)
+        with without_our_keys():
+            chosen = self._routing[line].choose(count, length, rows)
+            if chosen is not None:
+                return chosen, _C.BY_ROUTING if line is None else self._kind_named(line.text)
+            return Balanced().choose(count, length, rows), self._kind_named("routing=balanced")
+
+    def policy_here(self) -> tuple[torch.Tensor, int, float]:
+        """Return the policy for masks at the line that is running, its kind, and the value of unknown numbers."""
+        line = self._line_here()
+        policy = self._policy if line is None else line.policy
+        kind = _C.BY_MASKS if line is None else self._kind_named(line.text)
+        return _pattern(policy.masks), kind, _number(policy)
+
+    @property
+    def remarks(self) -> list[str]:
+        """The assumptions about routing, and the policies that were not used."""
+        unused = [line.text for line in self._policy.lines if line not in self._matched]
+        return [
+            *(remark for routing in self._routing.values() for remark in routing.report()),
+            *(f"The policy {text} was not used: no value was read or chosen on this line." for text in unused),
+        ]
+
     def install(self) -> None:
         """Answer reads from now on."""
-        with without_our_keys():
-            masks = torch.tensor(MASKS[self._policy.masks])
-        _C.assume_values(self.answer, self.note_shape, masks, ROUTING[self._policy.routing])
+        _C.assume_values(self, _pattern(self._policy.masks), _number(self._policy), bool(self._policy.lines))
+
+    def _number_for(self, dtype: torch.dtype) -> float:
+        line = self._line_here()
+        is_real = dtype.is_floating_point or dtype.is_complex
+        return _number(self._policy if line is None else line.policy) if is_real else 0.0
+
+    def _line_here(self, of_module: bool = False) -> LinePolicy | None:
+        """Return the policy of the line that is running.
+
+        Args:
+            of_module: Choose like the module did before, in the backward pass: recomputed layers are not called by the
+                line that called them first.
+        """
+        if not self._policy.lines:
+            return None
+        frame = sys._getframe(1)
+        line = self._policy.line_of(frame)
+        module = routing_module(frame) if of_module else None
+        if line is not None:
+            self._matched.add(line)
+            if module is not None:
+                self._line_of_module[module] = line
+        elif module is not None and torch._C._current_graph_task_id() != -1:
+            return self._line_of_module.get(module)
+        return line
+
+    def _kind_named(self, policy: str) -> int:
+        """Return the kind of values that depend on another policy than that of the whole program."""
+        number = len(self._kinds)
+        return self._kinds.setdefault(policy, _C.BY_LINES[number % len(_C.BY_LINES)])
+
+    def _policies_behind(self, kind: int) -> str:
+        named = [policy for policy, bits in self._kinds.items() if kind & bits == bits]
+        return ", ".join([*self._policy.behind(kind), *named])
+
+
+def _pattern(masks: str) -> torch.Tensor:
+    with without_our_keys():
+        return torch.tensor(MASKS[masks])
+
+
+def _number(policy: ValuePolicy) -> float:
+    return 0.0 if policy.answer == "zero" else float(_C.ASSUMED_NUMBER)
 
 
 def _kind_of(dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return TRUTH
     return NUMBER if dtype.is_floating_point or dtype.is_complex else INTEGER
-
-
-def _default(dtype: torch.dtype) -> float:
-    return float(_C.ASSUMED_NUMBER) if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def programs_frame() -> FrameType | None:
@@ -261,9 +288,10 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
     """Let programs read values of fakes in the block, on all threads.
 
     Args:
-        policy: `assume`, or `raise`: reading unknown values raises an error, as it does outside of the block. `assume`
-            may be followed by policies for masks and for routing, as in `assume,masks=half,routing=same`:
-            docs/how_to/dry_runs.md, "Choose values that do not exist". `zero` is a deprecated name of `assume`.
+        policy: `assume`, `zero`, or `raise`: reading unknown values raises an error, as it does outside of the block.
+            Policies for masks, for routing and for single lines may follow, as in
+            `assume,masks=half,routing=worst,train.py:120=balanced`: docs/how_to/dry_runs.md, "Choose values that do not
+            exist".
 
     Yields:
         The reads so far.
@@ -271,9 +299,6 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
     Raises:
         ValueError: `policy` is not a valid policy.
     """
-    if policy == "zero":
-        warnings.warn("The value policy `zero` is deprecated, use `assume`.", TorchextFutureWarning, stacklevel=3)
-        policy = "assume"
     parsed = ValuePolicy.parse(policy)
     values = AssumedValues(parsed)
     if parsed.answer == "raise":

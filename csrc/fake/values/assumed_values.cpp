@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -75,10 +74,15 @@ Tensor filled(c10::IntArrayRef sizes, c10::ScalarType dtype, double number) {
   return at::full(sizes, numberOf(dtype, number), at::TensorOptions(dtype));
 }
 
+LinePolicy policyHere() {
+  const Assumptions* const assumptions = assumptions_in_use;
+  return assumptions == nullptr ? LinePolicy{filled({1}, c10::kBool, 1), ValueKind::kByMasks, kAssumedNumber}
+                                : assumptions->policyHere();
+}
+
 // The policy for masks: NOTE [Assumed masks].
 Tensor countingElements() {
-  const Assumptions* const assumptions = assumptions_in_use;
-  return assumptions == nullptr ? filled({1}, c10::kBool, 1) : assumptions->masks();
+  return policyHere().masks;
 }
 
 // Returns the default values of a tensor like `like`.
@@ -87,7 +91,7 @@ Tensor defaults(const Tensor& like) {
     return repeated(countingElements(), like.sizes());
   }
   const c10::ScalarType dtype = like.scalar_type();
-  return filled(like.sizes(), dtype, c10::isIntegralType(dtype, /*includeBool=*/true) ? 0 : kAssumedNumber);
+  return filled(like.sizes(), dtype, c10::isIntegralType(dtype, /*includeBool=*/true) ? 0 : policyHere().number);
 }
 
 // Returns the number of nonzero elements among `count` elements that repeat `pattern`.
@@ -108,11 +112,11 @@ bool isAtenOperator(const OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "aten";
 }
 
-// Gives written tensors without values their assumed values.
-void expectWrites(ArrayRef<IValue> written) {
-  forEachTensor(written, [](const Tensor& tensor) {
+// Gives written tensors without values their assumed values. `kind` is that of the values to write.
+void expectWrites(ArrayRef<IValue> written, ValueKind kind) {
+  forEachTensor(written, [kind](const Tensor& tensor) {
     if (isFake(tensor) && !valueOf(tensor, ValueKind::kAssumed).defined()) {
-      assumeValue(tensor, assumedValueOf(tensor), standingOn(IValue{tensor}));
+      assumeValue(tensor, assumedValueOf(tensor), standingOn(IValue{tensor}) | (isSmall(tensor) ? ValueKind::kKnown : kind));
     }
   });
 }
@@ -123,7 +127,7 @@ bool runAssumed(const OperatorHandle& op,
                 ArrayRef<IValue> results,
                 ArrayRef<IValue> written) {
   const ValueKind kind = standingOn(arguments);
-  expectWrites(written);
+  expectWrites(written, kind);
   if (!areAll(written, [](const Tensor& tensor) { return valueOf(tensor, ValueKind::kAssumed).defined(); })) {
     return false;  // too many values
   }
@@ -137,12 +141,25 @@ bool runAssumed(const OperatorHandle& op,
   return true;
 }
 
+ValueKind kindOfAll(ArrayRef<IValue> values) {
+  ValueKind kind = ValueKind::kKnown;
+  forEachTensor(values, [&kind](const Tensor& tensor) { kind = isFake(tensor) ? kind | kindOf(tensor) : kind; });
+  return kind;
+}
+
 bool tryRunning(const OperatorHandle& op,
                 ArrayRef<IValue> arguments,
                 ArrayRef<IValue> results,
                 ArrayRef<IValue> written) {
-  if (!canRunOnValues(op) || !areSmall(arguments) || !areSmall(results) || !areAll(arguments, isPlain) ||
-      !areAll(results, isPlain)) {
+  const bool is_routed = isRouted(kindOfAll(arguments));
+  const auto is_small = [is_routed](const Tensor& tensor) {
+    return isSmall(tensor) || (is_routed && isSmallForRouting(tensor));
+  };
+  const auto can_be_read = [&](const Tensor& tensor) {
+    return isPlain(tensor) && (isSmall(tensor) || (isDiscrete(tensor) && is_small(tensor)));
+  };
+  if (!canRunOnValues(op) || !areAll(arguments, can_be_read) || !areAll(results, isPlain) ||
+      !areAll(results, is_small)) {
     return false;
   }
   const bool has_value = hasTensor(arguments, hasValue);
@@ -175,10 +192,10 @@ bool tryDrawing(const OperatorHandle& op,
 
 // NOTE [Assumed indices]
 //
-// Sorting, selecting and sampling return positions in a dimension of n elements. They are assumed to be n/2, n/2 + 1,
-// and so on, modulo n. So a row of at most n positions has no duplicates, and the first tokens, which often mean the
-// end of a text, come last. The policy for routing sets by how many rows each row is ahead of the previous row. With
-// one, the rows reach all experts of a router equally; with zero, all rows choose the same experts.
+// Sorting, selecting and sampling return positions in a dimension of n elements. The policy for routing chooses them:
+// torchext/fake/routing.py. A row of at most n positions has no duplicates. Values that depend on positions, such as the
+// tokens of each expert, are computed exactly even if they are large, up to kMaxRoutedBytes. Beyond that the positions
+// are a pattern that repeats.
 constexpr int64_t kMaxPattern = 1 << 16;
 const OperatorSet mayMakeIndices{
     "return positions in their argument",
@@ -213,14 +230,6 @@ ChosenRows chosenRows(const OperatorHandle& op, ArrayRef<IValue> arguments, cons
   return {count, std::max<int64_t>(indices.size(wrapped), 1), wrapped};
 }
 
-// Returns the first `length` positions of `rows`. Each row is `advance` rows ahead of the previous row.
-Tensor positionsIn(const ChosenRows& rows, int64_t length, int64_t advance) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  const Tensor order = at::arange(length, c10::kLong);
-  const Tensor first = order.floor_divide(rows.length).mul_(rows.length * advance);
-  return first.add_(order.remainder(rows.length)).add_(rows.count / 2).remainder_(rows.count);
-}
-
 // Rearranges `positions` from the order of rows to a tensor of `sizes` with the rows in `dim`.
 Tensor inDimension(const Tensor& positions, c10::IntArrayRef sizes, int64_t dim) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
@@ -239,17 +248,22 @@ bool tryIndices(const OperatorHandle& op,
   }
   const Tensor& indices = results.back().toTensor();
   const ChosenRows rows = chosenRows(op, arguments, indices);
-  const ValueKind kind = standingOn(arguments) | ValueKind::kByRouting;
-  if (isSmall(indices)) {
-    const Tensor positions = positionsIn(rows, indices.numel(), assumptions.advance());
+  const int64_t num_rows = indices.numel() / rows.length;
+  const auto choose = [&](int64_t chosen) {
+    const auto [positions, policy] = assumptions.positions(rows.count, rows.length, chosen);
+    return std::pair{positions, standingOn(arguments) | policy};
+  };
+  const bool is_partial = rows.length < rows.count;  // sorting large data returns many positions, which nothing counts
+  if (isSmall(indices) || (is_partial && isSmallForRouting(indices))) {
+    const auto [positions, kind] = choose(num_rows);
     setElements(indices, rows.dim ? inDimension(positions, indices.sizes(), *rows.dim) : positions, kind);
     return true;
   }
-  const int64_t length = rows.length * (rows.count / std::gcd(rows.length * assumptions.advance(), rows.count));
-  if ((rows.dim && *rows.dim != indices.dim() - 1) || length > kMaxPattern) {
+  if ((rows.dim && *rows.dim != indices.dim() - 1) || rows.length * rows.count > kMaxPattern) {
     return false;
   }
-  setElements(indices, positionsIn(rows, length, assumptions.advance()), kind);
+  const auto [positions, kind] = choose(std::min(num_rows, rows.count));
+  setElements(indices, positions, kind);
   return true;
 }
 
@@ -366,7 +380,7 @@ bool tryMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IVal
     const Tensor passes = are_integers || is_equality ? ordinary : at::ones_like(ordinary);
     const Tensor counts = are_small ? repeated(countingElements(), mask.sizes()) : elementFor(mask);
     setElements(mask, at::where(differs, passes.eq(counts), ordinary),
-                differs.any().item().toBool() ? kind | ValueKind::kByMasks : kind);
+                differs.any().item().toBool() ? kind | policyHere().kind : kind);
   } catch (const c10::Error&) {
     return false;
   }
@@ -403,9 +417,15 @@ Tensor countsOf(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tens
   if (!pattern.defined()) {
     return {};
   }
-  const Tensor counts = runOn(op, arguments, elementsOf).front().toTensor();
+  const auto countIn = [&](const Tensor& part) {
+    return runOn(op, arguments, [&part](const Tensor& /*counted*/) { return part; }).front().toTensor();
+  };
+  const Tensor once = countIn(pattern);
+  const Tensor rest = countIn(pattern.slice(0, 0, counted.numel() % pattern.numel()));
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
-  return counts.mul(counted.numel()).div(pattern.numel()).ceil().to(counts.scalar_type());
+  const Tensor counts = once.mul(counted.numel() / pattern.numel());
+  counts.slice(0, 0, rest.numel()).add_(rest);  // `bincount()` of fewer numbers may be shorter
+  return counts;
 }
 
 // Computes sums of large masks and of other tensors whose elements repeat.
@@ -492,7 +512,7 @@ ValueKind standingOn(ArrayRef<IValue> values) {
   forEachTensor(values, [&kind](const Tensor& tensor) {
     if (isFake(tensor)) {
       kind =
-          kind | kindOf(tensor) | (isMask(tensor) && !hasAllValues(tensor) ? ValueKind::kByMasks : ValueKind::kKnown);
+          kind | kindOf(tensor) | (isMask(tensor) && !hasAllValues(tensor) ? policyHere().kind : ValueKind::kKnown);
     }
   });
   return kind;
@@ -505,7 +525,7 @@ Tensor assumedLengths(const OperatorHandle& op, const Tensor& lengths, int64_t m
     return value;
   }
   const int64_t length = std::min(std::max<int64_t>(countOf(most, countingElements()), 1), most);
-  assumptions->note(op, c10::str("lengths of ", length, " of ", most), ValueKind::kByMasks);
+  assumptions->note(op, c10::str("lengths of ", length, " of ", most), policyHere().kind);
   return withParts(lengths, filled(lengths.sizes(), lengths.scalar_type(), static_cast<double>(length)));
 }
 
@@ -651,7 +671,7 @@ std::optional<Stack> resultsOfLengths(const OperatorHandle& op, ArrayRef<IValue>
   const int64_t most = arguments.front().toTensor().size(arguments[2].toBool() ? 1 : 0);
   const Tensor& lengths = arguments[1].toTensor();
   const ValueKind kind =
-      standingOn(IValue{lengths}) | (hasAllValues(lengths) ? ValueKind::kKnown : ValueKind::kByMasks);
+      standingOn(IValue{lengths}) | (hasAllValues(lengths) ? ValueKind::kKnown : policyHere().kind);
   auto results = resultsBySizes(op, arguments, [&](const Tensor& t) { return assumedLengths(op, t, most); });
   if (results) {
     assumptions.note(op, shapesOf(*results), kind);

@@ -45,15 +45,20 @@
 
 namespace torchext {
 
-// A positive number that all floating-point dtypes can represent and whose logarithm exists.
+// The default for unknown numbers: a positive number that all floating-point dtypes can represent and whose logarithm exists.
 constexpr double kAssumedNumber = 0.125;
+
+// The policy of the line that the program executes.
+struct LinePolicy {
+  at::Tensor masks;  // which elements of a mask count, a vector of truth values on the CPU
+  ValueKind kind;    // of masks that follow the policy
+  double number;     // unknown floating-point numbers
+};
 
 // Determines the results of reading unknown values, on all threads.
 class TORCHEXT_API Assumptions {
  public:
-  // `masks`: which elements of a mask count, a vector of truth values on the CPU. `advance`: by how many rows each row
-  // of positions is ahead of the previous row: NOTE [Assumed indices].
-  Assumptions(at::Tensor masks, std::int64_t advance) : masks_{std::move(masks)}, advance_{advance} {}
+  Assumptions() = default;
   C10_DISABLE_COPY_AND_ASSIGN(Assumptions);
   virtual ~Assumptions() = default;
 
@@ -67,17 +72,11 @@ class TORCHEXT_API Assumptions {
   // Called for each shape that depends on assumed values.
   virtual void note(const c10::OperatorHandle& op, const std::string& shape, ValueKind kind) = 0;
 
-  const at::Tensor& masks() const noexcept {
-    return masks_;
-  }
+  virtual LinePolicy policyHere() const = 0;
 
-  std::int64_t advance() const noexcept {
-    return advance_;
-  }
-
- private:
-  at::Tensor masks_;
-  std::int64_t advance_;
+  // Returns `rows` rows of `length` positions each, which are less than `count`, one after the other, and the kind of
+  // these values: NOTE [Assumed indices].
+  virtual std::pair<at::Tensor, ValueKind> positions(std::int64_t count, std::int64_t length, std::int64_t rows) const = 0;
 };
 
 // Sets the assumptions, which must never be destroyed. With null, values are not assumed.

@@ -7,10 +7,13 @@
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../support/stack_utils.h"
+#include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
 #include "../storage/fake_factories.h"
@@ -95,7 +98,8 @@ std::optional<Stack> tryRunOnKnown(const OperatorHandle& op, ArrayRef<IValue> ar
   }
 }
 
-// Stores zeros and ones as fills. Returns false for a call that makes or writes other values.
+// Stores zeros and ones as fills, or as a repeated element in a large mask or tensor of integers. Returns false for a
+// call that makes or writes other values.
 bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   const auto fill = results.size() == 1 && results.front().isTensor() ? fillOf(op, arguments) : std::nullopt;
   if (!fill) {
@@ -107,19 +111,25 @@ bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   if (filled.is_neg() || !is_new) {
     return false;
   }
+  if (!isSmall(filled)) {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    setElements(filled, at::full({1}, *fill ? 1 : 0, at::TensorOptions(filled.scalar_type())), ValueKind::kKnown);
+    return true;
+  }
   setFill(filled, *fill);
   return true;
 }
 
 // Returns false if the values of the results and of the written arguments are unknown.
 bool followKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  if (!canRunOnValues(op) || !areSmall(results)) {
+  const bool are_small = areSmall(results);
+  if (!canRunOnValues(op) || (!are_small && !mayBeAssumed(results))) {
     return false;
   }
   if (followFill(op, arguments, results)) {
     return true;
   }
-  if (!areValuesKnown(op, arguments)) {
+  if (!are_small || !areValuesKnown(op, arguments)) {
     return false;
   }
   Overwrites overwrites{op, arguments};

@@ -28,12 +28,16 @@ using c10::Storage;
 namespace {
 
 std::atomic<std::size_t> bytes_of_all{0};
+std::atomic<std::size_t> routed_bytes_of_all{0};
 
-// The number of large storages whose elements repeat.
-std::atomic<std::size_t> num_repeated{0};
+// The number of large storages with values.
+std::atomic<std::size_t> num_large{0};
 
 // Returns true if there is room for `copies` times the bytes of a storage.
-bool isRoomFor(std::size_t nbytes, std::size_t copies = 1) noexcept {
+bool isRoomFor(std::size_t nbytes, std::size_t copies = 1, bool is_routed = false) noexcept {
+  if (is_routed && nbytes > kFewBytes) {
+    return nbytes <= kMaxRoutedBytes && routed_bytes_of_all + copies * nbytes <= kMaxRoutedBytesOfAll;
+  }
   return nbytes <= kFewBytes || (nbytes <= kMaxKnownBytes && bytes_of_all + copies * nbytes <= kMaxKnownBytesOfAll);
 }
 
@@ -79,11 +83,13 @@ class KnownBytes final : public Values {
   // `marks` has one mark per byte. If it is null, all bytes have values of `kind`.
   KnownBytes(Storage bytes, ValueKind kind, Storage marks = {})
       : bytes_{std::move(bytes)}, marks_{std::move(marks)}, kind_{kind} {
-    bytes_of_all += size();
+    total_ += size();
+    num_large += isLarge() ? 1 : 0;
   }
   C10_DISABLE_COPY_AND_ASSIGN(KnownBytes);
   ~KnownBytes() override {
-    bytes_of_all -= size();
+    total_ -= size();
+    num_large -= isLarge() ? 1 : 0;
   }
 
   const Storage& bytes() const noexcept {
@@ -120,9 +126,14 @@ class KnownBytes final : public Values {
     return bytes_.nbytes() + (marks_ ? marks_.nbytes() : 0);
   }
 
+  bool isLarge() const noexcept {
+    return bytes_.nbytes() > kMaxKnownBytes;
+  }
+
   Storage bytes_;
   Storage marks_;
   ValueKind kind_;
+  std::atomic<std::size_t>& total_{isRouted(kind_) || isLarge() ? routed_bytes_of_all : bytes_of_all};
 };
 
 // Zeros or ones whose bytes are made when they are read: many tensors of zeros are overwritten first.
@@ -152,19 +163,33 @@ class KnownFill final : public Values {
 // A large tensor whose elements are assumed to repeat.
 struct RepeatedElements final : Values {
   RepeatedElements(Tensor repeated, ValueKind its_kind) : pattern{std::move(repeated)}, kind{its_kind} {
-    ++num_repeated;
+    ++num_large;
   }
   C10_DISABLE_COPY_AND_ASSIGN(RepeatedElements);
   ~RepeatedElements() override {
-    --num_repeated;
+    --num_large;
   }
 
   const Tensor pattern;
   const ValueKind kind;
 };
 
+// Returns the limit for the bytes of `tensor`: a larger one if its storage has large values.
+std::size_t limitFor(const Tensor& tensor) noexcept {
+  const bool has_large = num_large > 0 && tensor.storage().nbytes() > kMaxKnownBytes && isFake(tensor) &&
+                         std::dynamic_pointer_cast<KnownBytes>(provenanceOf(tensor.storage())) != nullptr;
+  return has_large ? kMaxRoutedBytes : kMaxKnownBytes;
+}
+
 bool hasSmallStorage(const Tensor& tensor) noexcept {
-  return tensor.has_storage() && tensor.storage().nbytes() <= kMaxKnownBytes;
+  return tensor.has_storage() && tensor.storage().nbytes() <= limitFor(tensor);
+}
+
+bool holdsAtMost(const Tensor& tensor, std::size_t limit) noexcept {
+  // An expanded tensor has more elements than its storage.
+  return tensor.has_storage() && tensor.storage().nbytes() <= limit &&
+         static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() <= limit &&
+         (tensor.layout() != c10::kStrided || holdsItsElements(tensor));
 }
 
 void setBytes(const Tensor& fake, Storage bytes, ValueKind kind, Storage marks = {}) {
@@ -193,8 +218,13 @@ Storage copyOf(const Storage& storage) {
   return bytesIn(storage).to(c10::kCPU, c10::kByte, /*non_blocking=*/false, /*copy=*/true).storage();
 }
 
-bool canHaveValues(const Tensor& fake) {
-  return isFake(fake) && isPlain(fake) && !fake.is_meta() && isSmall(fake);
+bool canHaveValues(const Tensor& fake, ValueKind kind = ValueKind::kKnown) {
+  return isFake(fake) && isPlain(fake) && !fake.is_meta() &&
+         (isRouted(kind) ? isSmallForRouting(fake) : isSmall(fake));
+}
+
+bool hasRepeatedElements(const Tensor& fake) {
+  return std::dynamic_pointer_cast<RepeatedElements>(provenanceOf(fake.storage())) != nullptr;
 }
 
 // Returns the marks of the storage of `fake`, whose known bytes, if any, are `known`. Makes marks if it has none.
@@ -204,7 +234,7 @@ Storage makeMarks(const Tensor& fake, const KnownBytes* known) {
     return known->marks();
   }
   const std::size_t nbytes = fake.storage().nbytes();
-  if (!isRoomFor(nbytes, known == nullptr ? 2 : 1)) {
+  if (!isRoomFor(nbytes, known == nullptr ? 2 : 1, nbytes > kMaxKnownBytes)) {
     return {};
   }
   Storage marks = makeZeroStorage(nbytes);
@@ -231,9 +261,11 @@ bool markElements(const Tensor& fake, const KnownBytes* known, std::uint8_t mark
 }  // namespace
 
 bool isSmall(const Tensor& tensor) noexcept {
-  // An expanded tensor has more elements than its storage.
-  return hasSmallStorage(tensor) && static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() <= kMaxKnownBytes &&
-         (tensor.layout() != c10::kStrided || holdsItsElements(tensor));
+  return tensor.has_storage() && holdsAtMost(tensor, limitFor(tensor));
+}
+
+bool isSmallForRouting(const Tensor& tensor) noexcept {
+  return holdsAtMost(tensor, kMaxRoutedBytes);
 }
 
 bool areSmall(c10::ArrayRef<c10::IValue> values) {
@@ -243,7 +275,7 @@ bool areSmall(c10::ArrayRef<c10::IValue> values) {
 }
 
 bool hasValue(const Tensor& fake) noexcept {
-  return fake.has_storage() && (hasSmallStorage(fake) || num_repeated > 0) && hasProvenance(fake.storage()) &&
+  return fake.has_storage() && (hasSmallStorage(fake) || num_large > 0) && hasProvenance(fake.storage()) &&
          std::dynamic_pointer_cast<Values>(provenanceOf(fake.storage())) != nullptr;
 }
 
@@ -281,13 +313,15 @@ void copyBytes(const Tensor& fake, const Tensor& source) {
     return;
   }
   const Storage& marks = known->marks();
-  if (isRoomFor(source.storage().nbytes(), marks ? 2 : 1)) {
+  if (isRoomFor(source.storage().nbytes(), marks ? 2 : 1, isRouted(known->kind()))) {
     setBytes(fake, copyOf(known->bytes()), known->kind(), marks ? copyOf(marks) : Storage{});
   }
 }
 
 void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
-  if (fake.is_meta() || !isSmall(fake) || !isRoomFor(fake.storage().nbytes())) {
+  const bool is_routed = isRouted(kind);
+  const bool is_small = is_routed ? isSmallForRouting(fake) : isSmall(fake);
+  if (fake.is_meta() || !is_small || !isRoomFor(fake.storage().nbytes(), /*copies=*/1, is_routed)) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
@@ -305,7 +339,7 @@ void setFill(const Tensor& fake, bool value) {
 }
 
 bool makeBytes(const Tensor& fake, ValueKind kind) {
-  if (fake.is_meta() || !isRoomFor(fake.storage().nbytes())) {
+  if (fake.is_meta() || !isRoomFor(fake.storage().nbytes(), /*copies=*/1, isRouted(kind))) {
     return false;
   }
   setBytes(fake, makeZeroStorage(fake.storage().nbytes()), kind);
@@ -321,11 +355,11 @@ bool canKnowPart(const Tensor& fake) {
 }
 
 bool makePart(const Tensor& fake, ValueKind kind) {
-  if (!canHaveValues(fake)) {
+  if (!canHaveValues(fake, kind)) {
     return false;
   }
   const auto known = bytesOf(fake);
-  if (known == nullptr && hasProvenance(fake.storage())) {
+  if (known == nullptr && hasProvenance(fake.storage()) && !hasRepeatedElements(fake)) {
     return false;  // recorded by deferred_init
   }
   if (coversStorage(fake)) {
@@ -404,7 +438,9 @@ Tensor repeated(const Tensor& pattern, c10::IntArrayRef sizes) {
 }
 
 void setElements(const Tensor& fake, const Tensor& pattern, ValueKind kind) {
-  if (isSmall(fake)) {
+  const bool has_room = isRouted(kind) && isSmallForRouting(fake) &&
+                        isRoomFor(fake.storage().nbytes(), /*copies=*/1, /*is_routed=*/true);
+  if (isSmall(fake) || has_room) {
     setValue(fake, repeated(pattern, fake.sizes()), kind);
   } else if (coversStorage(fake)) {
     const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};

@@ -18,15 +18,29 @@ constexpr std::size_t kMaxKnownBytes = std::size_t{1} << 20;        // of one st
 constexpr std::size_t kMaxKnownBytesOfAll = std::size_t{64} << 20;  // of all storages,
 constexpr std::size_t kFewBytes = 1024;                             // except for storages of at most this size
 
-// Origins of values. For assumed values also their policies: NOTE [Assumed values]. Kinds are combined with `|`.
-enum class ValueKind : std::uint8_t { kKnown = 0, kAssumed = 1, kByMasks = 3, kByRouting = 5 };
+// The same for values that depend on a policy for routing: the tokens of each expert are counted exactly.
+constexpr std::size_t kMaxRoutedBytes = std::size_t{1} << 30;
+constexpr std::size_t kMaxRoutedBytesOfAll = std::size_t{4} << 30;
+
+// Origins of values. For assumed values also their policies: NOTE [Assumed values]. Kinds are combined with `|`. The
+// kinds from kByLine on are those of policies for source lines.
+enum class ValueKind : std::uint8_t { kKnown = 0, kAssumed = 1, kByMasks = 3, kByRouting = 5, kByLine = 9 };
+constexpr unsigned kAllKinds = 0x7f;
 
 constexpr ValueKind operator|(ValueKind a, ValueKind b) noexcept {
   return static_cast<ValueKind>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
 }
 
-// Returns true if the storage of `tensor` and its elements are small enough for values. Cheap.
+// Returns true if values depend on a policy for routing or for a line.
+constexpr bool isRouted(ValueKind kind) noexcept {
+  return static_cast<unsigned>(kind) > static_cast<unsigned>(ValueKind::kByMasks);
+}
+
+// Returns true if the storage of `tensor` and its elements are small enough for values, or has large routed ones. Cheap.
 bool isSmall(const at::Tensor& tensor) noexcept;
+
+// Returns true if `tensor` is small enough for routed values.
+bool isSmallForRouting(const at::Tensor& tensor) noexcept;
 
 // Returns true if all tensors in `values` are small.
 bool areSmall(c10::ArrayRef<c10::IValue> values);

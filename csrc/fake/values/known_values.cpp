@@ -48,6 +48,7 @@ Tensor standInOf(const Tensor& tensor) {
 constexpr std::size_t kMaxBytesOfResults = std::size_t{256} << 20;
 
 const OperatorSet makesZeros{"make zeros", {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}};
+const OperatorSet countsOnlyFloats{"the CPU kernel refuses integers, which CUDA's counts", {"aten::histc"}};
 const OperatorSet makesOnes{"make ones", {"aten::ones", "aten::ones_like", "aten::new_ones"}};
 
 // Reading device memory waits for the device, so only counters are read.
@@ -143,7 +144,15 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper v
       stack.push_back(mapTensors(argument, is_factory ? TensorMapper{standInOf} : value_of));
     }
   }
+  const bool counts_integers = countsOnlyFloats(op) && c10::isIntegralType(stack.front().toTensor().scalar_type(), false);
+  if (!counts_integers) {
+    op.callBoxed(stack);
+    return stack;
+  }
+  const c10::ScalarType dtype = stack.front().toTensor().scalar_type();
+  stack.front() = stack.front().toTensor().to(c10::kDouble);
   op.callBoxed(stack);
+  stack.front() = stack.front().toTensor().to(dtype);
   return stack;
 }
 
