@@ -110,10 +110,14 @@ def _exchanged(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Te
 
 def _exchanged_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
     given, taken = arguments["input_split_sizes"], arguments["output_split_sizes"]
-    if len({*given, *taken}) > 1:
-        return []
     value = _value(arguments["input"])
-    return [(arguments["output"], None if value is None else value.reshape(size, -1)[rank].repeat(size))]
+    if value is None:
+        return []
+    parts = value.split(given) if given else value.reshape(size, -1).split(1)
+    mine = parts[rank].flatten()  # each rank sends this one what this one sends itself
+    if taken and set(taken) != {parts[rank].shape[0]}:
+        return []
+    return [(arguments["output"], mine.repeat(size))]
 
 
 RULES: dict[str, Callable[[dict[str, Any], int, int], list[tuple[Tensor, Tensor | None]]]] = {

@@ -11,6 +11,7 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
@@ -230,6 +231,27 @@ bool takesNestedLists(const OperatorHandle& op) {
                      [&nested](const c10::Argument& argument) { return *argument.type() == *nested; });
 }
 
+// `FakeProcessGroup::alltoall_base` fills the output by copying the input, in as many pieces as needed, and refuses an
+// empty input. A rank without tokens has one, and the values are overwritten anyway. So its output is empty, too.
+void emptyExchange(const OperatorHandle& op, Stack& stack) {
+  if (op.schema().name() != "c10d::alltoall_base_") {
+    return;
+  }
+  const std::size_t count = op.schema().arguments().size();
+  const auto at = [&](const char* name) -> IValue& {
+    return torch::jit::peek(stack, static_cast<std::size_t>(findArgument(op.schema(), name)), count);
+  };
+  IValue& sizes = at("output_split_sizes");
+  const Tensor output = at("output").toTensor();
+  const bool is_exchanged = !sizes.toIntVector().empty() && isFake(output) && at("input").toTensor().dim() > 0;
+  const auto sent = at("input_split_sizes").toIntVector();
+  const auto total = c10::sum_integers(sizes.toIntVector());
+  if (is_exchanged && !sent.empty() && output.dim() > 0 && total == output.size(0)) {
+    at("output") = output.narrow(0, 0, 0);
+    sizes = std::vector<int64_t>(sizes.toIntVector().size(), 0);
+  }
+}
+
 void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect};
   CollectiveObserver* const current_observer = observer.load();
@@ -239,6 +261,7 @@ void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   }
   const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
   current_observer->observe(op, arguments, [&]() -> ArrayRef<IValue> {
+    emptyExchange(op, *stack);
     op.redispatchBoxed(below, stack);
     forgetWritten(op, arguments);  // before the observer may replace the written values
     return topOf(*stack, op.schema().returns().size());

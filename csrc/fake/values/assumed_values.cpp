@@ -202,8 +202,16 @@ const OperatorSet mayMakeIndices{
     {"aten::topk", "aten::sort", "aten::argmax", "aten::argmin", "aten::max", "aten::min", "aten::median",
      "aten::kthvalue", "aten::mode", "aten::multinomial", "aten::nanmedian"}};
 
+// Returns true if the positions of `scores` follow from values. Assumed scores are alike, also if a known bias was added
+// to them, or if a mask of assumed positions covers some. So `topk` of them follows the policy.
+bool determinesPositions(const OperatorHandle& op, const Tensor& scores) {
+  const ValueKind kind = kindOf(scores);
+  const bool is_score = c10::isFloatingType(scores.scalar_type()) && kind != ValueKind::kKnown;
+  return hasValue(scores) && !(is_score && (op.schema().name() == "aten::topk" || kind == ValueKind::kAssumed));
+}
+
 bool makesIndices(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  if (!mayMakeIndices(op) || hasOut(op) || hasValue(arguments.front().toTensor())) {
+  if (!mayMakeIndices(op) || hasOut(op) || determinesPositions(op, arguments.front().toTensor())) {
     return false;
   }
   const bool is_of_values = results.size() == 1 && arguments.front().toTensor().scalar_type() == c10::kLong;
