@@ -118,7 +118,7 @@ def by_masks_of_one_hot(layer: Experts, tokens: Tensor, weights: Tensor, chosen:
 
 
 def step(dispatch: Dispatcher, forced: Tensor) -> tuple[Seen, int, dict[str, int]]:
-    """Train for a step. Return what was dispatched, and the bytes at the peak, all together and by category."""
+    """Train for a step. Return the dispatched shapes, and the bytes at the peak, all together and by category."""
     seen: Seen = []
     torch.manual_seed(0)
     with track_memory() as memory:

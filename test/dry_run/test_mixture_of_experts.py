@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import moe_on_gloo
@@ -37,10 +36,10 @@ def counts_of(tokens: int = 12, chosen: int = 2, experts: int = EXPERTS) -> list
 
 
 @pytest.fixture
-def shares(tmp_path: Path) -> Iterator[Path]:
+def shares(tmp_path: Path) -> Path:
     file = tmp_path / "shares.json"
     file.write_text(json.dumps([1, 2, 3, 4, 5, 6, 7, 4]))
-    yield file
+    return file
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 12, 32])

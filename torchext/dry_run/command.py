@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from .. import terminal
-from ..fake.value_policies import PARTS, ValuePolicy
 from ..fake.gpus import FakeGPU, as_fake_gpu
 from ..fake.rates import PeakRates
 from .advising import add_advice_flags, advise_rank, check_advice_flags
+from ..fake.value_policies import PARTS, ValuePolicy
 from .comparing import compare
 from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
 from .ending import run_to_its_end
@@ -100,8 +100,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--values",
         default=DEFAULT_VALUES,
         metavar="POLICY",
-        help="how to answer reads of values that do not exist, a list such as assume,routing=worst of assume|zero|raise, "
-        "masks=all|half|none, routing=balanced|same|worst|histogram:FILE and FILE:LINE=POLICY "
+        help="how to answer reads of values that do not exist, a list such as assume,routing=worst of "
+        "assume|zero|raise, masks=all|half|none, routing=balanced|same|worst|histogram:FILE and FILE:LINE=POLICY "
         f"(default: {DEFAULT_VALUES})",
     )
     add("--keep-files", type=Path, metavar="DIR", help="keep the files that the program writes in a new folder")

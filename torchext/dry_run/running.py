@@ -230,7 +230,12 @@ def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: 
     report.bound_error = why_unbounded(job)
     if progress.counts_flops and report.flops is None and not report.flops_error:
         report.flops_error = progress.flops_error or _why_not_counted(report, progress)
-    report.remarks = [*job.remarks, *job.value_remarks, *progress.steps.remarks, *(job.messages.remarks if job.messages else ())]
+    report.remarks = [
+        *job.remarks,
+        *job.value_remarks,
+        *progress.steps.remarks,
+        *(job.messages.remarks if job.messages else ()),
+    ]
     if not report.peaks:
         _describe(report, job, memory, progress)
     report.seconds = time.perf_counter() - start

@@ -55,6 +55,7 @@ class Balanced(Routing):
     """Cycle through all positions, so that experts get equal shares. Tokens that often mean the end come last."""
 
     def choose(self, count: int, length: int, rows: int) -> Tensor:
+        """Return consecutive positions."""
         return torch.arange(rows * length).add_(count // 2).remainder_(count)
 
 
@@ -62,6 +63,7 @@ class Same(Routing):
     """Choose the same positions in each row."""
 
     def choose(self, count: int, length: int, rows: int) -> Tensor:
+        """Return equal rows."""
         return torch.arange(length).add_(self._first(count)).remainder_(count).repeat(rows)
 
     def _first(self, count: int) -> int:
@@ -85,8 +87,8 @@ class Worst(Same):
         each = count // size
         name = "of all ranks" if group is dist.group.WORLD else f"`{group.group_desc}`"
         self.remarks[
-            f"routing=worst: this rank holds experts {rank * each}-{(rank + 1) * each - 1} of {count}, as rank {rank} of "
-            f"{size} in the group {name}. If that is wrong, use routing=worst:FIRST."
+            f"routing=worst: this rank holds experts {rank * each}-{(rank + 1) * each - 1} of {count}, as rank {rank} "
+            f"of {size} in the group {name}. If that is wrong, use routing=worst:FIRST."
         ] = None
         return rank * each
 
@@ -105,11 +107,14 @@ class Histogram(Routing):
         self._others: dict[int, None] = {}
 
     def choose(self, count: int, length: int, rows: int) -> Tensor | None:
+        """Return positions in proportion to the shares, or None for another number of positions."""
         if count != len(self._layers[0]):
             self._others[count] = None
             if self._must_fit:
-                raise ValueError(f"The histogram {self._file} has {len(self._layers[0])} shares, but the program chooses "
-                                 f"among {count} experts.")
+                raise ValueError(
+                    f"The histogram {self._file} has {len(self._layers[0])} shares, but the program chooses "
+                    f"among {count} experts."
+                )
             return None
         self._was_used = True
         shares = torch.tensor(self._layers[self._layer()], dtype=torch.float64)
@@ -129,21 +134,28 @@ class Histogram(Routing):
             return 0
         module = routing_module(sys._getframe(1))
         if module is None:
-            raise ValueError(f"The histogram {self._file} has {len(self._layers)} layers, but the program routes tokens "
-                             "outside of modules. Use one row of shares.")
+            raise ValueError(
+                f"The histogram {self._file} has {len(self._layers)} layers, but the program routes tokens "
+                "outside of modules. Use one row of shares."
+            )
         number = self._modules.get(module)
         if number is None:
             number = self._modules[module] = next(self._numbers)
         if number >= len(self._layers):
-            raise ValueError(f"The histogram {self._file} has {len(self._layers)} layers, but the program routes tokens "
-                             f"in more modules, also in {type(module).__name__}.")
+            raise ValueError(
+                f"The histogram {self._file} has {len(self._layers)} layers, but the program routes tokens "
+                f"in more modules, also in {type(module).__name__}."
+            )
         return number
 
     def report(self) -> list[str]:
+        """Return whether the shares were used."""
         if not self._was_used:
             found = ", ".join(map(str, list(self._others)[:4]))
             among = f"it chose among {found} positions" if found else "it chose no positions"
-            return [f"{self._file} was not used: the program never chose among {len(self._layers[0])} experts, {among}."]
+            return [
+                f"{self._file} was not used: the program never chose among {len(self._layers[0])} experts, {among}."
+            ]
         if len(self._modules) not in (0, len(self._layers)):
             return [f"{self._file} has {len(self._layers)} layers, but {len(self._modules)} modules chose experts."]
         return []

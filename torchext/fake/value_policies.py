@@ -57,8 +57,8 @@ class ValuePolicy:
     """How to answer reads of unknown values.
 
     Attributes:
-        answer: `assume`, `zero`: unknown numbers are 0 and masks select nothing, or `raise`: reading such a value raises
-            an error.
+        answer: `assume`; `zero`, with which unknown numbers are 0 and masks select nothing; or `raise`, with which
+            reading such a value raises an error.
         masks: The elements of masks that are true, a key of `MASKS`.
         routing: The positions that are chosen: `make_routing()`.
         lines: The policies for single lines.

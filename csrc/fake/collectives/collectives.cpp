@@ -232,7 +232,7 @@ bool takesNestedLists(const OperatorHandle& op) {
 }
 
 // `FakeProcessGroup::alltoall_base` fills the output by copying the input, in as many pieces as needed, and refuses an
-// empty input. A rank without tokens has one, and the values are overwritten anyway. So its output is empty, too.
+// empty input, which a rank without tokens has. The values are unused, so no output is filled.
 void emptyExchange(const OperatorHandle& op, Stack& stack) {
   if (op.schema().name() != "c10d::alltoall_base_") {
     return;
