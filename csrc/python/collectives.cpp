@@ -97,7 +97,9 @@ class PythonAssumptions final : public Assumptions {
     return {masks, static_cast<ValueKind>(kind), number};
   }
 
-  std::pair<at::Tensor, ValueKind> positions(std::int64_t count, std::int64_t length, std::int64_t rows) const override {
+  std::pair<at::Tensor, ValueKind> positions(std::int64_t count,
+                                             std::int64_t length,
+                                             std::int64_t rows) const override {
     const py::gil_scoped_acquire gil;
     const auto [positions, kind] =
         py::reinterpret_borrow<py::object>(positions_)(count, length, rows).cast<std::pair<at::Tensor, int>>();

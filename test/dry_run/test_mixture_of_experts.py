@@ -132,6 +132,16 @@ def test_group_of_experts_is_found_by_its_name() -> None:
         assert counts_of(12, 1)[4:] == [12, 0, 0, 0]
 
 
+def test_group_of_experts_is_found_by_the_exchange_of_counts() -> None:
+    with job("worst") as made:
+        group, _ = dist.new_subgroups(2)
+        counts = torch.tensor(counts_of(12, 1), device="cuda")
+        assert counts.tolist() == [0, 0, 12, 0, 0, 0, 0, 0], "a quarter of the experts, before the first exchange"
+        dist.all_to_all_single(torch.empty_like(counts), counts, group=group)
+        assert counts_of(12, 1)[4:] == [12, 0, 0, 0]
+        assert "holds experts 4-7 of 8, as rank 1 of 2" in made.value_remarks[1]
+
+
 def test_policy_applies_to_its_line_only() -> None:
     code = "def first(f):\n    return f()\n\ndef second(f):\n    return f()\n"
     scope: dict[str, object] = {}

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..fake.assumed_values import assumes_values
+from ..fake.assumed_values import assumes_values, note_exchange
 from ..fake.cuda_graphs import is_put_off
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.source_lines import place_of, users_frame
@@ -123,6 +123,8 @@ class Recorder:
         deliver = None if messages is None else messages.observe(operator, arguments, group)
         agreed = agreed_values(operator, arguments, group.size(), group.rank()) if assumes_values() else []
         kind = _C.kind_of_values(tensors) if agreed else 0
+        if operator.startswith("alltoall") and tensors and not tensors[0].dtype.is_floating_point:
+            note_exchange(str(group.group_name))
 
         def on_return(results: tuple[Any, ...]) -> None:
             for written, value in agreed:

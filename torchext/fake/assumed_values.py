@@ -40,6 +40,7 @@ __all__ = [
     "AssumedValues",
     "assumes_values",
     "assuming_values",
+    "note_exchange",
     "note_reading",
     "programs_frame",
     "while_values_are_assumed",
@@ -179,6 +180,11 @@ class AssumedValues:
         kind = _C.BY_MASKS if line is None else self._kind_named(line.text)
         return _pattern(policy.masks), kind, _number(policy)
 
+    def note_exchange(self, group: str) -> None:
+        """Call when ranks exchange integers in the group of this name."""
+        for routing in self._routing.values():
+            routing.note_exchange(group)
+
     @property
     def remarks(self) -> list[str]:
         """The assumptions about routing, and the policies that were not used."""
@@ -273,6 +279,12 @@ def note_reading(operator: str, answer: str, frame: FrameType) -> None:
     """Count a read in the innermost block of `assuming_values()`, if one is open."""
     if _assumed:
         _assumed[-1].note(operator, answer, _reader(frame))
+
+
+def note_exchange(group: str) -> None:
+    """Call when ranks exchange integers, such as counts of tokens, in the group of this name."""
+    if _assumed:
+        _assumed[-1].note_exchange(group)
 
 
 def assumes_values() -> bool:

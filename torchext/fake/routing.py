@@ -46,6 +46,9 @@ class Routing(ABC):
     def choose(self, count: int, length: int, rows: int) -> Tensor | None:
         """Return `rows` rows of `length` of `count` positions, flattened, or None if the policy does not apply."""
 
+    def note_exchange(self, group: str) -> None:
+        """Call when ranks exchange integers, such as counts of tokens, in the group of this name."""
+
     def report(self) -> list[str]:
         """Return the remarks at the end of a run."""
         return list(self.remarks)
@@ -76,16 +79,21 @@ class Worst(Same):
     def __init__(self, first: int | None = None) -> None:
         super().__init__()
         self._given = first
+        self._exchanges_in = ""
+
+    def note_exchange(self, group: str) -> None:
+        """Prefer this group to that of all ranks."""
+        self._exchanges_in = group
 
     def _first(self, count: int) -> int:
         if self._given is not None:
             return self._given
-        group = _group_of_experts(count)
+        group = _group_of_experts(count, self._exchanges_in)
         if group is None:
             return 0
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         each = count // size
-        name = "of all ranks" if group is dist.group.WORLD else f"`{group.group_desc}`"
+        name = "of all ranks" if group is dist.group.WORLD else f"`{group.group_desc}`" if EXPERT_GROUP.search(group.group_desc) else f"`{group.group_name}`"
         self.remarks[
             f"routing=worst: this rank holds experts {rank * each}-{(rank + 1) * each - 1} of {count}, as rank {rank} "
             f"of {size} in the group {name}. If that is wrong, use routing=worst:FIRST."
@@ -192,14 +200,18 @@ def routing_module(frame: FrameType | None) -> nn.Module | None:
     return None
 
 
-def _group_of_experts(count: int) -> Any:
-    """Return the process group over which `count` experts are probably distributed, or None."""
+def _group_of_experts(count: int, exchanges_in: str) -> Any:
+    """Return the process group over which `count` experts are probably distributed, or None.
+
+    Named groups of experts come first, then the group in which the program has exchanged counts.
+    """
     if not dist.is_available() or not dist.is_initialized():
         return None
     groups = [group for group in distributed_c10d._world.pg_map if _divides(group, count)]
     named = [group for group in groups if EXPERT_GROUP.search(str(group.group_desc))]
+    exchanging = [group for group in groups if group.group_name == exchanges_in]
     everyone = [group for group in groups if group is dist.group.WORLD]
-    return next(iter(named or everyone), None)
+    return next(iter(named or exchanging or everyone), None)
 
 
 def _divides(group: Any, count: int) -> bool:

@@ -116,7 +116,8 @@ bool isAtenOperator(const OperatorHandle& op) {
 void expectWrites(ArrayRef<IValue> written, ValueKind kind) {
   forEachTensor(written, [kind](const Tensor& tensor) {
     if (isFake(tensor) && !valueOf(tensor, ValueKind::kAssumed).defined()) {
-      assumeValue(tensor, assumedValueOf(tensor), standingOn(IValue{tensor}) | (isSmall(tensor) ? ValueKind::kKnown : kind));
+      assumeValue(tensor, assumedValueOf(tensor),
+                  standingOn(IValue{tensor}) | (isSmall(tensor) ? ValueKind::kKnown : kind));
     }
   });
 }
@@ -193,17 +194,17 @@ bool tryDrawing(const OperatorHandle& op,
 // NOTE [Assumed indices]
 //
 // Sorting, selecting and sampling return positions in a dimension of n elements. The policy for routing chooses them:
-// torchext/fake/routing.py. A row of at most n positions has no duplicates. Values that depend on positions, such as the
-// tokens of each expert, are computed exactly even if they are large, up to kMaxRoutedBytes. Beyond that the positions
-// are a pattern that repeats.
+// torchext/fake/routing.py. A row of at most n positions has no duplicates. Values that depend on positions, such as
+// the tokens of each expert, are computed exactly even if they are large, up to kMaxRoutedBytes. Beyond that the
+// positions are a pattern that repeats.
 constexpr int64_t kMaxPattern = 1 << 16;
 const OperatorSet mayMakeIndices{
     "return positions in their argument",
     {"aten::topk", "aten::sort", "aten::argmax", "aten::argmin", "aten::max", "aten::min", "aten::median",
      "aten::kthvalue", "aten::mode", "aten::multinomial", "aten::nanmedian"}};
 
-// Returns true if the positions of `scores` follow from values. Assumed scores are alike, also if a known bias was added
-// to them, or if a mask of assumed positions covers some. So `topk` of them follows the policy.
+// Returns true if the positions of `scores` follow from values. Assumed scores are alike, also if a known bias was
+// added to them, or if a mask of assumed positions covers some. So `topk` of them follows the policy.
 bool determinesPositions(const OperatorHandle& op, const Tensor& scores) {
   const ValueKind kind = kindOf(scores);
   const bool is_score = c10::isFloatingType(scores.scalar_type()) && kind != ValueKind::kKnown;
@@ -519,8 +520,7 @@ ValueKind standingOn(ArrayRef<IValue> values) {
   ValueKind kind = ValueKind::kAssumed;
   forEachTensor(values, [&kind](const Tensor& tensor) {
     if (isFake(tensor)) {
-      kind =
-          kind | kindOf(tensor) | (isMask(tensor) && !hasAllValues(tensor) ? policyHere().kind : ValueKind::kKnown);
+      kind = kind | kindOf(tensor) | (isMask(tensor) && !hasAllValues(tensor) ? policyHere().kind : ValueKind::kKnown);
     }
   });
   return kind;
@@ -678,8 +678,7 @@ std::optional<Stack> resultsOfLengths(const OperatorHandle& op, ArrayRef<IValue>
   }
   const int64_t most = arguments.front().toTensor().size(arguments[2].toBool() ? 1 : 0);
   const Tensor& lengths = arguments[1].toTensor();
-  const ValueKind kind =
-      standingOn(IValue{lengths}) | (hasAllValues(lengths) ? ValueKind::kKnown : policyHere().kind);
+  const ValueKind kind = standingOn(IValue{lengths}) | (hasAllValues(lengths) ? ValueKind::kKnown : policyHere().kind);
   auto results = resultsBySizes(op, arguments, [&](const Tensor& t) { return assumedLengths(op, t, most); });
   if (results) {
     assumptions.note(op, shapesOf(*results), kind);

@@ -45,7 +45,8 @@
 
 namespace torchext {
 
-// The default for unknown numbers: a positive number that all floating-point dtypes can represent and whose logarithm exists.
+// The default for unknown numbers: a positive number that all floating-point dtypes can represent and whose logarithm
+// exists.
 constexpr double kAssumedNumber = 0.125;
 
 // The policy of the line that the program executes.
@@ -76,7 +77,9 @@ class TORCHEXT_API Assumptions {
 
   // Returns `rows` rows of `length` positions each, which are less than `count`, one after the other, and the kind of
   // these values: NOTE [Assumed indices].
-  virtual std::pair<at::Tensor, ValueKind> positions(std::int64_t count, std::int64_t length, std::int64_t rows) const = 0;
+  virtual std::pair<at::Tensor, ValueKind> positions(std::int64_t count,
+                                                     std::int64_t length,
+                                                     std::int64_t rows) const = 0;
 };
 
 // Sets the assumptions, which must never be destroyed. With null, values are not assumed.

@@ -219,8 +219,7 @@ Storage copyOf(const Storage& storage) {
 }
 
 bool canHaveValues(const Tensor& fake, ValueKind kind = ValueKind::kKnown) {
-  return isFake(fake) && isPlain(fake) && !fake.is_meta() &&
-         (isRouted(kind) ? isSmallForRouting(fake) : isSmall(fake));
+  return isFake(fake) && isPlain(fake) && !fake.is_meta() && (isRouted(kind) ? isSmallForRouting(fake) : isSmall(fake));
 }
 
 bool hasRepeatedElements(const Tensor& fake) {
@@ -438,8 +437,8 @@ Tensor repeated(const Tensor& pattern, c10::IntArrayRef sizes) {
 }
 
 void setElements(const Tensor& fake, const Tensor& pattern, ValueKind kind) {
-  const bool has_room = isRouted(kind) && isSmallForRouting(fake) &&
-                        isRoomFor(fake.storage().nbytes(), /*copies=*/1, /*is_routed=*/true);
+  const bool has_room =
+      isRouted(kind) && isSmallForRouting(fake) && isRoomFor(fake.storage().nbytes(), /*copies=*/1, /*is_routed=*/true);
   if (isSmall(fake) || has_room) {
     setValue(fake, repeated(pattern, fake.sizes()), kind);
   } else if (coversStorage(fake)) {

@@ -36,7 +36,8 @@ constexpr bool isRouted(ValueKind kind) noexcept {
   return static_cast<unsigned>(kind) > static_cast<unsigned>(ValueKind::kByMasks);
 }
 
-// Returns true if the storage of `tensor` and its elements are small enough for values, or has large routed ones. Cheap.
+// Returns true if the storage of `tensor` and its elements are small enough for values, or has large routed ones.
+// Cheap.
 bool isSmall(const at::Tensor& tensor) noexcept;
 
 // Returns true if `tensor` is small enough for routed values.

@@ -144,7 +144,8 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper v
       stack.push_back(mapTensors(argument, is_factory ? TensorMapper{standInOf} : value_of));
     }
   }
-  const bool counts_integers = countsOnlyFloats(op) && c10::isIntegralType(stack.front().toTensor().scalar_type(), false);
+  const bool counts_integers =
+      countsOnlyFloats(op) && c10::isIntegralType(stack.front().toTensor().scalar_type(), false);
   if (!counts_integers) {
     op.callBoxed(stack);
     return stack;
