@@ -36,18 +36,17 @@ class Routing(ABC):
     """A policy for routing.
 
     Attributes:
-        remarks: Assumptions about the program, and reasons why the policy was not used.
+        remarks: Assumptions about the program.
+        exchanges_in: The name of the group in which ranks have exchanged integers, such as counts of tokens.
     """
 
     def __init__(self) -> None:
         self.remarks: dict[str, None] = {}
+        self.exchanges_in = ""
 
     @abstractmethod
     def choose(self, count: int, length: int, rows: int) -> Tensor | None:
         """Return `rows` rows of `length` of `count` positions, flattened, or None if the policy does not apply."""
-
-    def note_exchange(self, group: str) -> None:
-        """Call when ranks exchange integers, such as counts of tokens, in the group of this name."""
 
     def report(self) -> list[str]:
         """Return the remarks at the end of a run."""
@@ -79,21 +78,22 @@ class Worst(Same):
     def __init__(self, first: int | None = None) -> None:
         super().__init__()
         self._given = first
-        self._exchanges_in = ""
-
-    def note_exchange(self, group: str) -> None:
-        """Prefer this group to that of all ranks."""
-        self._exchanges_in = group
 
     def _first(self, count: int) -> int:
         if self._given is not None:
             return self._given
-        group = _group_of_experts(count, self._exchanges_in)
+        group = _group_of_experts(count, self.exchanges_in)
         if group is None:
             return 0
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         each = count // size
-        name = "of all ranks" if group is dist.group.WORLD else f"`{group.group_desc}`" if EXPERT_GROUP.search(group.group_desc) else f"`{group.group_name}`"
+        name = (
+            "of all ranks"
+            if group is dist.group.WORLD
+            else f"`{group.group_desc}`"
+            if EXPERT_GROUP.search(group.group_desc)
+            else f"`{group.group_name}`"
+        )
         self.remarks[
             f"routing=worst: this rank holds experts {rank * each}-{(rank + 1) * each - 1} of {count}, as rank {rank} "
             f"of {size} in the group {name}. If that is wrong, use routing=worst:FIRST."

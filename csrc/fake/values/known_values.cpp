@@ -48,7 +48,7 @@ Tensor standInOf(const Tensor& tensor) {
 constexpr std::size_t kMaxBytesOfResults = std::size_t{256} << 20;
 
 const OperatorSet makesZeros{"make zeros", {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}};
-const OperatorSet countsOnlyFloats{"the CPU kernel refuses integers, which CUDA's counts", {"aten::histc"}};
+const OperatorSet countsOnlyFloats{"count integers only on CUDA", {"aten::histc"}};
 const OperatorSet makesOnes{"make ones", {"aten::ones", "aten::ones_like", "aten::new_ones"}};
 
 // Reading device memory waits for the device, so only counters are read.
