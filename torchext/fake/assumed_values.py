@@ -183,7 +183,7 @@ class AssumedValues:
     def note_exchange(self, group: str) -> None:
         """Call when ranks exchange integers in the group of this name."""
         for routing in self._routing.values():
-            routing.note_exchange(group)
+            routing.exchanges_in = group
 
     @property
     def remarks(self) -> list[str]:

@@ -87,13 +87,8 @@ class Worst(Same):
             return 0
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         each = count // size
-        name = (
-            "of all ranks"
-            if group is dist.group.WORLD
-            else f"`{group.group_desc}`"
-            if EXPERT_GROUP.search(group.group_desc)
-            else f"`{group.group_name}`"
-        )
+        name = group.group_desc if EXPERT_GROUP.search(group.group_desc) else group.group_name
+        name = "of all ranks" if group is dist.group.WORLD else f"`{name}`"
         self.remarks[
             f"routing=worst: this rank holds experts {rank * each}-{(rank + 1) * each - 1} of {count}, as rank {rank} "
             f"of {size} in the group {name}. If that is wrong, use routing=worst:FIRST."
