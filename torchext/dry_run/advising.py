@@ -94,7 +94,7 @@ def advise_rank(processes: RankProcesses, report: RankReport) -> Advice | None:
     return search(
         _Simulation(processes, report.rank).run,
         baseline,
-        [*remedies_for(report.findings, None, allow_numerics=options.advise_numerics), *tries],
+        [*tries, *remedies_for(report.findings, None, allow_numerics=options.advise_numerics)],
         report.findings.blocks,
         gpu=gpu.name,
         limit=capacity if options.target is None else min(options.target, capacity),
