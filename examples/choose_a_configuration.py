@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--picture", type=Path, help="output file that ends with .svg")
     options = parser.parse_args()
-    advice = advise(make_step, "RTX-4090-24GB", target="16GiB", seconds=None)
+    advice = advise(make_step, "RTX-4090-24GB", target="10GiB", seconds=None)
     print(advice)
     if options.picture is not None:
         draw(advice, options.picture)

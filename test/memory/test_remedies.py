@@ -134,7 +134,9 @@ def test_wrong_arguments_are_refused() -> None:
         advise(lambda: lambda: None, remedies="loss")
     with pytest.raises(ValueError, match="`steps`: expected at least 1, got 0"):
         advise(lambda: lambda: None, steps=0)
-    with pytest.raises(TypeError, match="`make_step` was expected to return a function that runs one step, got NoneType"):
+    with pytest.raises(
+        TypeError, match="`make_step` was expected to return a function that runs one step, got NoneType"
+    ):
         advise(lambda: None)  # type: ignore[arg-type, return-value]
 
 

@@ -65,7 +65,7 @@ class Application:
         return self._found
 
     def step(self, step: Callable[[], Any]) -> None:
-        """Run a step of the program, or a step for each micro-batch, of which the last one updates the parameters."""
+        """Run a step of the program, or a step for each micro-batch. The last one updates the parameters."""
         for self._number in range(self.micro_batches):  # noqa: B020
             self._had_backward = False
             step()
@@ -157,7 +157,7 @@ class Application:
         return is_requested or NoGradients in self.kinds
 
     def begin_backward(self, loss: Tensor) -> Tensor:
-        """Return the loss of which the gradients are computed."""
+        """Return the loss to differentiate."""
         self._had_backward = True
         return loss if self.micro_batches == 1 else loss / self.micro_batches
 

@@ -79,8 +79,8 @@ class Remedy:
         kind: The name of its kind; a combination has at most one remedy of each.
         numerics: The effect on the computed values.
         is_cheap: Whether it neither recomputes nor copies, so that it is tried before those that do.
-        keeps_operations: Whether the matrix products, convolutions and attention of a step, of which operations are
-            counted, stay the same.
+        keeps_operations: Whether the counted operations of a step stay the same: matrix products, convolutions and
+            attention.
     """
 
     kind: ClassVar[str] = ""
