@@ -58,7 +58,7 @@ def make_step() -> Callable[[], None]:
 
 def draw(advice: Advice, path: Path) -> None:
     """Draw the front of peaks and operations."""
-    import matplotlib as mpl  # type: ignore[import-not-found]
+    import matplotlib as mpl  # type: ignore[import-not-found, unused-ignore]
     from matplotlib import pyplot as plt
 
     mpl.use("svg")
