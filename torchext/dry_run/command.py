@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from .. import terminal
 from ..fake.gpus import FakeGPU, as_fake_gpu
 from ..fake.rates import PeakRates
-from .advising import add_advice_flags, advise_rank, check_advice_flags
 from ..fake.value_policies import PARTS, ValuePolicy
+from .advising import add_advice_flags, advise_rank, check_advice_flags
 from .comparing import compare
 from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
 from .ending import run_to_its_end
