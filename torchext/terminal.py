@@ -148,7 +148,7 @@ def colored(text: str, color: str, stream: TextIO) -> str:
 
 def suggestion(name: str, known: Iterable[str], most: int = 3) -> str:
     """Return `. Did you mean ...?` with at most `most` of the nearest known names, or nothing if none is near."""
-    near = get_close_matches(name, list(known), n=most) if name else []
+    near = get_close_matches(name, list(known), n=most, cutoff=0.65) if name else []
     return f". Did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -79,7 +79,7 @@ def test_program_that_fits_is_ended_after_its_steps(fresh_command: Command) -> N
 def test_policies_for_values_are_checked(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command(TRAIN, "--values", "assume,masks=most")
-    assert "of the form masks=all|half|none or routing=balanced|same" in capfd.readouterr().err
+    assert "masks=all|half|none, routing=balanced|same|worst|histogram:FILE" in capfd.readouterr().err
 
 
 OFFLOADS = """
@@ -641,7 +641,7 @@ def test_each_rank_reports_when_it_is_done(command: Command) -> None:
         (["--report", "missing/r.html", "--", "train.py"], r"argument --report: the folder 'missing' does not exist"),
         (["--report", "r.txt", "--", "train.py"], r"expected a file that ends in .html or .htm, got 'r.txt'"),
         (["--report", "-", "--", "train.py"], r"expected a file that ends in .html or .htm, got '-'"),
-        (["--values", "asume", "--", "train.py"], r"--values: expected a value policy .* Did you mean assume\?"),
+        (["--values", "asume", "--", "train.py"], r"--values: expected value policies of the form .* Did you mean assume\?"),
         (["--values", "assume,masks=al", "--", "train.py"], r"--values: expected .* Did you mean masks=all"),
         (["--", "."], r"error: the folder '\.' has no __main__.py: give a script, or -m and a module$"),
         (["--json", "missing/r.json", "--", "train.py"], r"argument --json: the folder 'missing' does not exist"),
