@@ -641,7 +641,10 @@ def test_each_rank_reports_when_it_is_done(command: Command) -> None:
         (["--report", "missing/r.html", "--", "train.py"], r"argument --report: the folder 'missing' does not exist"),
         (["--report", "r.txt", "--", "train.py"], r"expected a file that ends in .html or .htm, got 'r.txt'"),
         (["--report", "-", "--", "train.py"], r"expected a file that ends in .html or .htm, got '-'"),
-        (["--values", "asume", "--", "train.py"], r"--values: expected value policies of the form .* Did you mean assume\?"),
+        (
+            ["--values", "asume", "--", "train.py"],
+            r"--values: expected value policies of the form .* Did you mean assume\?",
+        ),
         (["--values", "assume,masks=al", "--", "train.py"], r"--values: expected .* Did you mean masks=all"),
         (["--", "."], r"error: the folder '\.' has no __main__.py: give a script, or -m and a module$"),
         (["--json", "missing/r.json", "--", "train.py"], r"argument --json: the folder 'missing' does not exist"),

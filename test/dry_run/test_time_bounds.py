@@ -20,6 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 from torchext.dry_run import TimeBound, World, bound_time, world
+from torchext.dry_run.links import crossing_of
+from torchext.dry_run.timeline import Run, Wait, least_time
 from torchext.fake import FakeGPU, PeakRates
 from torchext.tools.flops import counting_flops
 
@@ -249,7 +251,7 @@ def exchange_unevenly(group: dist.ProcessGroup) -> None:
         (gather, 4000 * 7 / 1e11, 4000 * 15 / 1.1e11),  # what the adapters receive takes 4000 * 8 / 8 / 1e10
         (scatter, 4000 * 7 / 1e11, 4000 * 15 / 1.1e11),
         (exchange, 4000 * 7 / 1e11, 4000 * 8 / 1e10),
-        (exchange_unevenly, 40 * 7 / 1e11, 40 * 15 / 1e11),
+        (exchange_unevenly, 40 * 7 / 1e11, 40 * 15 / 1.1e11),  # which part takes the network is unknown
         (lambda group: dist.all_reduce(ones(1000), group=group), 4000 / 1e11, 4000 / 8 / 1e10),
         (lambda group: dist.send(ones(1000), 1, group=group), 4000 / 1e11, 4000 / 1e11),
         (lambda group: dist.recv(ones(1000), 1, group=group), 4000 / 1e11, 4000 / 1e11),
@@ -266,11 +268,50 @@ def test_bytes_that_must_cross_take_time(
     assert bound_time(lambda: call(dist.group.WORLD)).network == pytest.approx(all_ranks)
 
 
+def test_owner_of_the_largest_shard_receives_the_others(job: World) -> None:
+    dist.all_gather_into_tensor(ones(16000), ones(1000))
+    owner = replace(job.collectives[-1], bytes_sent=40_000, bytes_received=64_000)
+    crossing = crossing_of(owner, job.rank, per_node=8)
+    assert (crossing.received, crossing.sent, crossing.network_received, crossing.spans) == (24_000, 40_000, 0, True)
+
+
+def test_more_work_never_lowers_the_least_time() -> None:
+    main, side = (0, 0), (0, 1)
+
+    def time(last: float) -> float:
+        waits = Wait(side, {main: 1}), Wait(main, {side: 2})
+        runs = Run(main, 1, 5.0), Run(side, 1, 4.0), Run(side, 2, last)
+        return least_time([runs[0], waits[0], *runs[1:], waits[1]])
+
+    assert [time(0.0), time(0.5), time(1.5), time(9.0)] == [9.0, 9.5, 10.5, 18.0]
+
+
 def test_message_to_another_machine_takes_the_network(job: World) -> None:
     assert bound_time(lambda: dist.send(ones(1000), 9)).network == pytest.approx(4000 / 1e10)
 
 
 # ---- Compilers and checkpoints
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return ((x * 2 + 1) * 3).relu()
+
+
+@pytest.mark.parametrize("kind", ["script", "LSTM"])
+def test_fused_kernels_may_do_less_than_their_operators(kind: str, job: World) -> None:
+    layer = nn.Linear(256, 256, bias=False).cuda()
+    fused = nn.LSTM(256, 256).cuda() if kind == "LSTM" else scripted
+    x = ones(CACHE // 256, 256)
+
+    def step() -> None:
+        result = fused(x.requires_grad_())
+        layer(result[0] if kind == "LSTM" else result).sum().backward()
+
+    bound = bound_time(step)
+    assert {one.operator for one in bound.operators} == {"mm"}
+    assert bound.compute == pytest.approx(3 * 2 * CACHE * 256 / 1e12 / 2)
+    assert bound.memory == 0
 
 
 def checkpointed(layer: nn.Module, x: Tensor) -> Callable[[], None]:

@@ -19,17 +19,20 @@ __all__ = ["Crossing", "crossing_of"]
 
 
 class Crossing(NamedTuple):
-    """Bytes that enter and leave a rank, and bytes of these that enter and leave by its network adapter."""
+    """Bytes that enter and leave a rank, and bytes of these that enter and leave by its network adapter.
+
+    `spans` is true if the group spans machines, so that bytes may take the links or the network.
+    """
 
     received: float = 0.0
     sent: float = 0.0
     network_received: float = 0.0
     network_sent: float = 0.0
+    spans: bool = False
 
     def seconds(self, rates: PeakRates) -> float:
         """Return the least time for these bytes."""
-        has_network = self.network_received or self.network_sent
-        link = rates.link + (rates.network if has_network else 0.0)
+        link = rates.link + (rates.network if self.spans else 0.0)
         return max(max(self.received, self.sent) / link, max(self.network_received, self.network_sent) / rates.network)
 
 
@@ -45,21 +48,25 @@ def crossing_of(one: Collective, rank: int, per_node: int) -> Crossing:
     if rank not in one.ranks or size == 1 or not one.device.startswith("cuda"):
         return Crossing()
     local = sum(other // per_node == rank // per_node for other in one.ranks)
+    spans = local < size
     name = one.operator
     if name.startswith(("send", "recv")):
         return _message(one, rank, per_node)
     if "alltoall" in name:
         kept, is_even = one.bytes_kept, one.bytes_kept * size == one.bytes_sent == one.bytes_received
         far = one.bytes_sent * (size - local) / size if is_even else 0.0
-        return Crossing(max(one.bytes_received - kept, 0), one.bytes_sent - kept, far, far)
+        return Crossing(max(one.bytes_received - kept, 0), one.bytes_sent - kept, far, far, spans)
     if "allgather" in name or "reduce_scatter" in name:
         whole = max(one.bytes_sent, one.bytes_received)
-        most, least = whole * (size - 1) / size, whole / size
-        far, near = (whole * (size - local) / size / local, whole / size) if local < size else (0.0, 0.0)
-        return Crossing(most, least, far, near) if "allgather" in name else Crossing(least, most, near, far)
+        least = min(one.bytes_sent, one.bytes_received)  # the shard of this rank
+        most, is_even = whole - least, least * size == whole
+        far, near = (least * (size - local) / local, least) if spans and is_even else (0.0, 0.0)
+        return (
+            Crossing(most, least, far, near, spans) if "allgather" in name else Crossing(least, most, near, far, spans)
+        )
     if "allreduce" in name:
-        far = one.bytes_sent / local if local < size else 0.0
-        return Crossing(one.bytes_sent, one.bytes_sent, far, far)
+        far = one.bytes_sent / local if spans else 0.0
+        return Crossing(one.bytes_sent, one.bytes_sent, far, far, spans)
     return Crossing()  # collectives with a root are rare in steps
 
 
@@ -67,5 +74,6 @@ def _message(one: Collective, rank: int, per_node: int) -> Crossing:
     count = max(one.bytes_sent, one.bytes_received)
     if one.peer is None or not 0 <= one.peer < len(one.ranks):
         return Crossing()
-    far = count if one.ranks[one.peer] // per_node != rank // per_node else 0
-    return Crossing(sent=count, network_sent=far) if one.operator == "send" else Crossing(count, 0, far)
+    spans = one.ranks[one.peer] // per_node != rank // per_node
+    far = count if spans else 0
+    return Crossing(0, count, 0, far, spans) if one.operator == "send" else Crossing(count, 0, far, 0, spans)

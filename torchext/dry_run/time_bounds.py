@@ -10,7 +10,7 @@ is certain (`work.py`). It is the largest of:
 
 In a program that calls `torch.compile()`, a compiler may fuse operators and may keep values instead of computing them
 again. There only the operations, without those of recomputed operators, and the traffic of the optimizer count. The
-same holds for programs with `torch.cond()`, because fakes run both branches.
+same holds for programs with `torch.cond()`, because fakes run both branches, and with calls of `fused.py`.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ class Recording:
     def __enter__(self) -> Self:
         with ExitStack() as block:
             if self._is_bounded:
+                block.callback(setattr, self._job.recorder, "listener", self._job.recorder.listener)
                 self._job.recorder.listener = self
-                block.callback(setattr, self._job.recorder, "listener", None)
                 listeners.append(self._note_wait)
                 block.callback(listeners.remove, self._note_wait)
             block.enter_context(self._counter)
@@ -353,7 +353,10 @@ class Recording:
 
     def _network(self) -> float:
         """Return the least time in which all bytes enter and leave the GPU."""
-        return Crossing(*map(sum, zip(*self._crossings, strict=True))).seconds(self._rates) if self._crossings else 0.0
+        if not self._crossings:
+            return 0.0
+        received, sent, far_received, far_sent, spans = map(sum, zip(*self._crossings, strict=True))
+        return Crossing(received, sent, far_received, far_sent, bool(spans)).seconds(self._rates)
 
 
 def _is_in_checkpoint() -> bool:

@@ -5,8 +5,8 @@ waits for. A collective starts after the work of the stream on which it is calle
 group has started before. All durations are lower bounds, and so is the end of the last operator.
 
 Steps may overlap: a side stream can still run while the next step begins on the main stream. So only paths that begin
-and end on the main stream, the one with the most work, bound the time between two steps. Work on another stream counts
-from where that stream waits for the main stream.
+and end on one stream bound the time between two steps. Work on another stream counts from where that stream waits for
+the first one. The longest path of a stream is the bound.
 """
 
 from __future__ import annotations
@@ -61,21 +61,18 @@ NEVER = float("-inf")
 
 
 def least_time(events: Iterable[Event]) -> float:
-    """Return the least time between the begin and the end of the events on the main stream, in seconds."""
+    """Return the least time between two repetitions of the events, in seconds."""
     events = list(events)
     work: dict[StreamKey, float] = defaultdict(float)
     for event in events:
         if isinstance(event, Run):
             work[event.stream] += event.seconds
-    if not work:
-        return 0.0
-    main = max(work, key=lambda stream: work[stream])
-    return max(_path(events, main), work[main])
+    return max((max(_path(events, stream), work[stream]) for stream in work), default=0.0)
 
 
-def _path(events: Iterable[Event], main: StreamKey) -> float:
-    """Return the length of the longest path that begins and ends on `main`."""
-    now: dict[StreamKey, float] = defaultdict(lambda: NEVER, {main: 0.0})
+def _path(events: Iterable[Event], first: StreamKey) -> float:
+    """Return the length of the longest path that begins and ends on the stream `first`."""
+    now: dict[StreamKey, float] = defaultdict(lambda: NEVER, {first: 0.0})
     ends: dict[StreamKey, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
     chains: dict[str, float] = defaultdict(lambda: NEVER)
     finished: dict[int, float] = {}
@@ -93,7 +90,7 @@ def _path(events: Iterable[Event], main: StreamKey) -> float:
             chains[event.chain] = finished[event.number] if event.chain else NEVER
         else:
             now[stream] = max(now[stream], finished.get(event.number, NEVER))
-    return now[main]
+    return now[first]
 
 
 def _end(ends: tuple[list[int], list[float]], count: int) -> float:

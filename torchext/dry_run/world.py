@@ -21,7 +21,7 @@ from ..fake.gpus import FakeGPU, as_fake_gpu
 from ..tools.calls import Block
 from ..tools.checks import check_is_int
 from ..tools.deprecation import RenamedAttribute, renamed_keywords
-from . import compiling, data, ddp_reducer, launchers, process_groups  # noqa: F401  (declares what is replaced)
+from . import compiling, data, ddp_reducer, fused, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .checked_agreement import agreeing_with_rank_0
 from .collectives import Collective, CollectiveSummary, summarize
 from .current import Job, current, enter, leave, while_world_is_open

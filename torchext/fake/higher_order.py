@@ -34,7 +34,7 @@ from ..tools.higher_order_keys import pass_by
 from ..tools.leases import while_fakes_live
 from .flex_attention import KERNEL_OF, call_kernel, is_flex_attention_compiled
 
-__all__ = ["install", "may_not_run"]
+__all__ = ["install", "may_not_run", "that_may_not_run"]
 
 _torch: Any = torch._C
 _parse: Callable[[str], Any] = _torch._parse_dispatch_key
@@ -112,7 +112,8 @@ may_not_run: ContextVar[bool] = ContextVar("may_not_run", default=False)
 
 
 @contextmanager
-def _that_may_not_run() -> Iterator[None]:
+def that_may_not_run() -> Iterator[None]:
+    """Mark operators that a real program may skip."""
     before = may_not_run.set(True)
     try:
         yield
@@ -122,7 +123,7 @@ def _that_may_not_run() -> Iterator[None]:
 
 def _merge_branches(pred: object, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any) -> Any:
     """Return the results of both branches of `torch.cond`, as results of both."""
-    with _that_may_not_run():
+    with that_may_not_run():
         found, spec = pytree.tree_flatten(true_fn(*operands))
         others, other_spec = pytree.tree_flatten(false_fn(*operands))
     if spec != other_spec:
@@ -154,7 +155,7 @@ def _run_body_once(
 ) -> Any:
     """Return the results of the body of `while_loop`, whose metadata equals that of its inputs."""
     cond_fn(*carried_inputs, *additional_inputs)
-    with _that_may_not_run():
+    with that_may_not_run():
         results = body_fn(*carried_inputs, *additional_inputs)
     wanted, found = pytree.tree_leaves(carried_inputs), pytree.tree_leaves(results)
     if len(wanted) != len(found) or any(

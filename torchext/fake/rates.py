@@ -101,8 +101,9 @@ _H100 = _rates((66.9, 66.9, 494.7, 989.4, 989.4, 1978.9), 3350, 450, 1980 / 1830
 # "NVIDIA H200 Tensor Core GPU" data sheet, www.nvidia.com/en-us/data-center/h200.
 _H200 = replace(_H100, memory=4800 * GIGA)
 # "NVIDIA Blackwell Architecture Technical Brief" and the data sheet of DGX B200, for one of eight GPUs. NVLink:
-# 1.8 TB/s in both directions. cuBLAS can emulate float32 by nine products of bfloat16 (BF16x9), which is faster.
-_B200 = _rates((40, 2250 / 9, 1125, 2250, 2250, 4500), 8000, 900, 1965 / 1850)
+# 1.8 TB/s in both directions. cuBLAS can emulate float32 by nine products of bfloat16 (BF16x9), which is faster. It can
+# also emulate float64, by products of integers.
+_B200 = _rates((0, 2250 / 9, 1125, 2250, 2250, 4500), 8000, 900, 1965 / 1850)
 # "NVIDIA L4 Tensor Core GPU" data sheet, www.nvidia.com/en-us/data-center/l4. PCIe 4.0 x16.
 _L4 = _rates((0.49, 30.3, 60.5, 121, 121, 242.5), 300, 32)
 # "NVIDIA Ada GPU Architecture", appendix A: float16 and float8 with accumulation in float16. PCIe 4.0 x16.
