@@ -156,6 +156,30 @@ def test_policy_applies_to_its_line_only() -> None:
         ]
 
 
+def test_policies_for_one_line_apply_together() -> None:
+    scope: dict[str, object] = {}
+    exec(compile("def read(f):\n    return f()\n", "/programs/read.py", "exec"), scope)
+    with job("read.py:2=worst:1,./read.py:2=masks=half,read.py:2=zero") as made:
+        scores = torch.randn(8, device="cuda")
+        selected, counts = scope["read"](lambda: (scores[scores > 0].shape[0], counts_of(12, 2)))  # type: ignore[operator]
+        assert (selected, counts) == (4, [0, 12, 12, 0, 0, 0, 0, 0])
+        assert not made.value_remarks
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("x.py:3=zero,x.py:3=assume", "one value policy for answer, got both zero and assume in"),
+        ("x.py:3=same,./x.py:3=worst", "one value policy for routing, got both same and worst in"),
+        ("x.py:3=masks=half,x.py:3=raise", "`raise` cannot be combined"),
+        ("x.py:0=zero", "number of a source line, which is at least 1, got 'x.py:0=zero'"),
+    ],
+)
+def test_policies_of_lines_that_cannot_apply_are_refused(values: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message), job(values):
+        pass
+
+
 def test_line_can_refuse_values_or_have_its_own_mask() -> None:
     scope: dict[str, object] = {}
     exec(compile("def read(f):\n    return f()\n", "/programs/read.py", "exec"), scope)

@@ -76,20 +76,19 @@ class ValuePolicy:
         Raises:
             ValueError: `text` is not a valid policy.
         """
-        changes: dict[str, str] = {}
-        lines = []
+        everywhere: list[str] = []
+        of_lines: dict[tuple[str, int], list[re.Match[str]]] = {}
         for part in text.split(","):
             match = LINE.fullmatch(part)
-            if match:
-                lines.append((match, part))
-                continue
-            for name, choice in _changes(part, text):
-                if changes.setdefault(name, choice) != choice:
-                    raise ValueError(f"Expected one value policy for {name}, got both {changes[name]} and {choice}.")
-        if changes.get("answer") == "raise" and (len(changes) > 1 or lines):
+            if match is None:
+                everywhere.append(part)
+            else:
+                of_lines.setdefault((match["file"].removeprefix("./"), int(match["line"])), []).append(match)
+        changes = _merged(everywhere, text)
+        if changes.get("answer") == "raise" and of_lines:
             raise ValueError(f"`raise` cannot be combined with other value policies, got {text!r}.")
-        everywhere = cls()._with(changes)
-        return replace(everywhere, lines=tuple(everywhere._of_line(match, part) for match, part in lines))
+        program = cls()._with(changes)
+        return replace(program, lines=tuple(program._of_line(*place, found) for place, found in of_lines.items()))
 
     def behind(self, kind: int) -> list[str]:
         """Return the policies for the whole program that values of this kind depend on, in the syntax of a policy."""
@@ -109,11 +108,24 @@ class ValuePolicy:
         masks = {"zero": {"masks": "none"}, "assume": {"masks": "all"}}.get(changes.get("answer", ""), {})
         return replace(self, **{**masks, **changes})
 
-    def _of_line(self, match: re.Match[str], part: str) -> LinePolicy:
-        changes = dict(_changes(match["part"], part))
-        if "routing" in changes:
-            _check_routing(changes["routing"], part)
-        return LinePolicy(match["file"].removeprefix("./"), int(match["line"]), self._with(changes), part)
+    def _of_line(self, file: str, line: int, found: list[re.Match[str]]) -> LinePolicy:
+        text = ",".join(match[0] for match in found)
+        if line == 0:
+            raise ValueError(f"Expected the number of a source line, which is at least 1, got {text!r}.")
+        return LinePolicy(file, line, self._with(_merged([match["part"] for match in found], text)), text)
+
+
+def _merged(parts: list[str], text: str) -> dict[str, str]:
+    """Return the attributes that `parts` set, all for the whole program or all for one line."""
+    changes: dict[str, str] = {}
+    for name, choice in (change for part in parts for change in _changes(part, text)):
+        if changes.setdefault(name, choice) != choice:
+            raise ValueError(
+                f"Expected one value policy for {name}, got both {changes[name]} and {choice} in {text!r}."
+            )
+    if changes.get("answer") == "raise" and len(changes) > 1:
+        raise ValueError(f"`raise` cannot be combined with other value policies, got {text!r}.")
+    return changes
 
 
 def _changes(part: str, text: str) -> Iterator[tuple[str, str]]:
