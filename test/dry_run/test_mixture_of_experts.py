@@ -92,6 +92,7 @@ def test_layers_have_their_own_histogram_also_when_they_are_recomputed(tmp_path:
     [
         ("[1, -1]", r"share of at least 0 for expert 1 of layer 0 in the histogram .*, got -1"),
         ("[1, NaN]", "share of at least 0 .* got nan"),
+        ("[1, true]", "share of at least 0 .* got True"),
         ('[1, "x"]', "share of at least 0 .* got 'x'"),
         ("[[1, 1], [1]]", "has 1 shares in layer 1, but 2 in layer 0"),
         ("[0, 0]", "all shares of layer 0 .* are zero"),
@@ -115,6 +116,51 @@ def test_share_that_no_router_can_reach_is_refused(tmp_path: Path) -> None:
     message = "gives expert 0 the share 0.5625, but each token chooses 2 different experts, so expected at most 0.5"
     with job(f"histogram={file}"), pytest.raises(ValueError, match=message):
         counts_of()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40, 1001])
+def test_sorted_positions_follow_the_histogram_as_far_as_a_router_can(tokens: int, shares: Path) -> None:
+    with job(f"histogram={shares}"):
+        order = torch.randn(tokens, EXPERTS, device="cuda").argsort(-1)
+        assert torch.tensor(order.tolist()).sort(-1).values.equal(torch.arange(EXPERTS).expand(tokens, -1))
+        for chosen in range(1, 5):  # the largest share is 7/32
+            counts = order[:, :chosen].flatten().bincount(minlength=EXPERTS).tolist()
+            wanted = [share * tokens * chosen / 32 for share in (1, 2, 3, 4, 5, 6, 7, 4)]
+            assert all(abs(count - share) < 3 for count, share in zip(counts, wanted, strict=True)), chosen
+        assert order[:, :4].flatten().bincount(minlength=EXPERTS).tolist() == counts_of(tokens, 4)
+
+
+def test_sampling_with_replacement_follows_the_histogram(tmp_path: Path) -> None:
+    file = tmp_path / "shares.json"
+    file.write_text("[5, 1, 2, 0]")
+    with job(f"histogram={file}"):
+        chosen = torch.rand(2, 4, device="cuda").multinomial(16, replacement=True)
+        assert chosen.flatten().bincount(minlength=4).tolist() == [20, 4, 8, 0]
+
+
+def test_large_counts_of_a_histogram_do_not_overflow(tmp_path: Path) -> None:
+    file = tmp_path / "shares.json"
+    file.write_text("[1e308, 1e308, 1e308, 1e308, 0, 0, 0, 0]")
+    with job(f"histogram={file}"):
+        assert counts_of(12, 2) == [6, 6, 6, 6, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("values", "count"), [("worst:8", 3), ("worst:2", 0)])
+def test_first_expert_beyond_all_positions_is_not_used(values: str, count: int) -> None:
+    with job(values) as made:
+        assert counts_of(12, 2)[7] == count
+        wanted = "worst:8 was not used: the program never chose among more than 8 experts, it chose among 8 positions."
+        assert made.value_remarks == ([wanted] if count else [])
+        assert {site.policy for site in made.values} == {"routing=balanced" if count else "routing=worst:2"}
+
+
+def test_layers_of_a_pipeline_stage_that_do_not_fit_the_histogram_are_explained(tmp_path: Path) -> None:
+    file = tmp_path / "shares.csv"
+    file.write_text("1,1,0,0,0,0,0,0\n0,0,0,0,0,0,1,1\n")
+    with job(f"histogram={file}") as made:
+        Router()(torch.randn(4, EXPERTS, device="cuda"))
+        [remark] = made.value_remarks
+        assert remark.startswith(f"{file} has 2 layers, but 1 modules chose experts. Layers are counted from the first")
 
 
 def test_worst_routing_fills_the_experts_of_this_rank() -> None:

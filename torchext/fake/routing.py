@@ -7,7 +7,6 @@ sends is what the other receives, and each rank can be run alone.
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import math
 import re
@@ -31,6 +30,13 @@ ROUTING = ("balanced", "same", "worst", "histogram:FILE")
 # Descriptions of process groups of experts: `DeviceMesh` makes `mesh_ep`, Megatron `EXPERT_MODEL_PARALLEL_GROUP`.
 EXPERT_GROUP = re.compile(r"^(mesh_)?(ep|expert)$|expert_(model_)?parallel", re.IGNORECASE)
 
+# Shares that are written with seven digits may exceed 1/k by as much.
+SLACK = 1e-6
+
+PIPELINES = (
+    "Layers are counted from the first one on this rank. For a pipeline stage, give only the rows of its layers."
+)
+
 
 class Routing(ABC):
     """A policy for routing.
@@ -43,6 +49,8 @@ class Routing(ABC):
     def __init__(self) -> None:
         self.remarks: dict[str, None] = {}
         self.exchanges_in = ""
+        self._was_used = False
+        self._others: dict[int, None] = {}  # numbers of positions to which the policy did not apply
 
     @abstractmethod
     def choose(self, count: int, length: int, rows: int) -> Tensor | None:
@@ -51,6 +59,11 @@ class Routing(ABC):
     def report(self) -> list[str]:
         """Return the remarks at the end of a run."""
         return list(self.remarks)
+
+    def _report_unused(self, name: str, wanted: str) -> str:
+        found = ", ".join(map(str, list(self._others)[:4]))
+        among = f"it chose among {found} positions" if found else "it chose no positions"
+        return f"{name} was not used: the program never chose among {wanted}, {among}."
 
 
 class Balanced(Routing):
@@ -64,7 +77,7 @@ class Balanced(Routing):
 class Same(Routing):
     """Choose the same positions in each row."""
 
-    def choose(self, count: int, length: int, rows: int) -> Tensor:
+    def choose(self, count: int, length: int, rows: int) -> Tensor | None:
         """Return equal rows."""
         return torch.arange(length).add_(self._first(count)).remainder_(count).repeat(rows)
 
@@ -78,6 +91,20 @@ class Worst(Same):
     def __init__(self, first: int | None = None) -> None:
         super().__init__()
         self._given = first
+
+    def choose(self, count: int, length: int, rows: int) -> Tensor | None:
+        """Return equal rows, or None if there is no position with the given number."""
+        if self._given is not None and self._given >= count:
+            self._others[count] = None
+            return None
+        self._was_used = True
+        return super().choose(count, length, rows)
+
+    def report(self) -> list[str]:
+        """Return how the experts were found, or that the given number was not used."""
+        if self._given is None or self._was_used:
+            return super().report()
+        return [self._report_unused(f"worst:{self._given}", f"more than {self._given} experts")]
 
     def _first(self, count: int) -> int:
         if self._given is not None:
@@ -105,9 +132,7 @@ class Histogram(Routing):
         self._must_fit = must_fit
         self._layers = _read_shares(file)
         self._modules: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        self._numbers = itertools.count()
-        self._was_used = False
-        self._others: dict[int, None] = {}
+        self._num_modules = 0  # also those that are gone
 
     def choose(self, count: int, length: int, rows: int) -> Tensor | None:
         """Return positions in proportion to the shares, or None for another number of positions."""
@@ -121,16 +146,19 @@ class Histogram(Routing):
             return None
         self._was_used = True
         shares = torch.tensor(self._layers[self._layer()], dtype=torch.float64)
+        shares /= shares.max()  # the sum of large counts is infinite
         shares /= shares.sum()
+        if length == count:
+            return _sorted_by(shares, rows)
+        if length > count:  # sampling with replacement
+            return _rows_of_shares(shares, length, rows, most=rows * length).flatten()
         most = float(shares.max())
-        if most * length > 1 + 1e-6:
+        if most * length > 1 + SLACK:
             raise ValueError(
                 f"The histogram {self._file} gives expert {int(shares.argmax())} the share {most:.4g}, but each token "
                 f"chooses {length} different experts, so expected at most {1 / length:.4g}."
             )
-        counts = _apportion(shares, rows * length, rows)
-        # Position i of each column of rows continues the previous column, so that the positions of a row differ.
-        return torch.arange(count).repeat_interleave(counts).view(length, rows).t().flatten()
+        return _rows_of_shares(shares, length, rows, most=rows).flatten()
 
     def _layer(self) -> int:
         if len(self._layers) == 1:
@@ -143,7 +171,8 @@ class Histogram(Routing):
             )
         number = self._modules.get(module)
         if number is None:
-            number = self._modules[module] = next(self._numbers)
+            number = self._modules[module] = self._num_modules
+            self._num_modules += 1
         if number >= len(self._layers):
             raise ValueError(
                 f"The histogram {self._file} has {len(self._layers)} layers, but the program routes tokens "
@@ -154,13 +183,10 @@ class Histogram(Routing):
     def report(self) -> list[str]:
         """Return whether the shares were used."""
         if not self._was_used:
-            found = ", ".join(map(str, list(self._others)[:4]))
-            among = f"it chose among {found} positions" if found else "it chose no positions"
-            return [
-                f"{self._file} was not used: the program never chose among {len(self._layers[0])} experts, {among}."
-            ]
-        if len(self._modules) not in (0, len(self._layers)):
-            return [f"{self._file} has {len(self._layers)} layers, but {len(self._modules)} modules chose experts."]
+            return [self._report_unused(self._file, f"{len(self._layers[0])} experts")]
+        if self._num_modules not in (0, len(self._layers)):
+            remark = f"{self._file} has {len(self._layers)} layers, but {self._num_modules} modules chose experts."
+            return [f"{remark} {PIPELINES}"]
         return []
 
 
@@ -255,12 +281,31 @@ def _rows_of(text: str, is_csv: bool) -> Iterator[_Numbered]:
 
 def _share(cell: Any, place: str, file: str) -> float:
     try:
-        share = float(cell) if isinstance(cell, str | int | float) else math.nan
+        share = float(cell) if isinstance(cell, str | int | float) and not isinstance(cell, bool) else math.nan
     except (ValueError, OverflowError):
         share = math.nan
     if not (math.isfinite(share) and share >= 0):
         raise ValueError(f"expected a share of at least 0 for {place} in the histogram {file}, got {cell!r}")
     return share
+
+
+def _rows_of_shares(shares: Tensor, length: int, rows: int, most: int) -> Tensor:
+    """Return rows of positions in proportion to `shares`. Those of a row differ if `most`, of each, is `rows`."""
+    counts = _apportion(shares, rows * length, most)
+    # Each column of rows continues the previous one.
+    return torch.arange(len(shares)).repeat_interleave(counts).view(length, rows).t()
+
+
+def _sorted_by(shares: Tensor, rows: int) -> Tensor:
+    """Return rows of all positions, flattened. The first columns follow `shares` as long as a row can."""
+    length = int(1 / float(shares.max()) + SLACK)
+    first = _rows_of_shares(shares, length, rows, most=rows)
+    # Rows begin with different columns, so that fewer columns than `length` also follow the shares.
+    first = first.gather(1, torch.arange(rows).unsqueeze(1).add(torch.arange(length)) % length)
+    order = shares.argsort(descending=True, stable=True)
+    is_left = torch.ones(rows, len(shares), dtype=torch.bool).scatter_(1, first, False)[:, order]
+    left = order[is_left.nonzero()[:, 1]].view(rows, len(shares) - length)
+    return torch.cat([first, left], 1).flatten()
 
 
 def _apportion(shares: Tensor, total: int, most: int) -> Tensor:
