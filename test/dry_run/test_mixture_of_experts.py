@@ -239,6 +239,15 @@ def test_line_can_refuse_values_or_have_its_own_mask() -> None:
         assert {site.policy for site in made.values} == {"read.py:2=masks=half", "masks=all"}
 
 
+def test_column_connects_policies_of_more_than_four_lines_with_or() -> None:
+    scope: dict[str, object] = {}
+    exec(compile("def read(f):\n" + "    f()\n" * 5, "/programs/read.py", "exec"), scope)
+    texts = [f"read.py:{line}=worst:{line}" for line in range(2, 7)]
+    with job(",".join(texts)) as made:
+        scope["read"](counts_of)  # type: ignore[operator]
+        assert {site.policy for site in made.values} == {*texts[:4], f"{texts[0]} or {texts[4]}"}
+
+
 @pytest.mark.parametrize("experts", [8, 64])
 def test_tokens_of_large_batches_are_counted_exactly(experts: int) -> None:
     """The map of tokens and experts is larger than the values that are kept otherwise."""

@@ -80,7 +80,8 @@ class AssumedValue:
         operator: The operator that reads.
         answer: The answer, or the first few distinct answers of many.
         kind: Truth value, integer, number, shape, or other value.
-        policy: The policies that the answer depends on, such as `masks=all`, or empty.
+        policy: The policies that the answer depends on, such as `masks=all`, or empty. If more than four policies for
+            lines are used, `or` connects some: the answer depends on at least one of them.
         count: Number of reads.
     """
 
@@ -229,8 +230,11 @@ class AssumedValues:
         return self._kinds.setdefault(policy, _C.BY_LINES[number % len(_C.BY_LINES)])
 
     def _policies_behind(self, kind: int) -> str:
-        named = [policy for policy, bits in self._kinds.items() if kind & bits == bits]
-        return ", ".join([*self._policy.behind(kind), *named])
+        named: dict[int, list[str]] = {}  # policies may share bits
+        for policy, bits in self._kinds.items():
+            if kind & bits == bits:
+                named.setdefault(bits, []).append(policy)
+        return ", ".join([*self._policy.behind(kind), *map(" or ".join, named.values())])
 
 
 def _pattern(masks: str) -> torch.Tensor:
