@@ -30,6 +30,7 @@ def device(reserved: int, lines: dict[str, int], **more: Any) -> dict[str, Any]:
         "categories": {"activations": allocated},
         "modules": {"": allocated},
         "lines": lines,
+        "line_peaks": lines,
         "largest": [],
         **more,
     }
@@ -144,6 +145,29 @@ class TestLines:
         [found] = compare(old, new).ranks[0].devices
         assert [(one.change, one.is_edited) for one in found.lines] == [("added", False), ("removed", False)]
         assert found.line_peaks == ()
+
+    @pytest.mark.parametrize("missing", ["base", "new report"])
+    def test_report_without_peaks_of_lines_has_no_false_changes(self, missing: str) -> None:
+        with_peaks = report(
+            rank(
+                device(9, {"a.py:2 in f": 9}, line_peaks={"a.py:1 in f": 5, "a.py:2 in f": 9}),
+                code={"a.py:1 in f": "x = y", "a.py:2 in f": "return x"},
+            )
+        )
+        content = report(rank(device(5, {"a.py:1 in f": 5}), code={"a.py:1 in f": "x = z"})).to_dict()
+        del content["ranks"][0]["devices"][0]["line_peaks"]
+        pair = [Report(content), with_peaks]
+        found = compare(*(pair if missing == "base" else pair[::-1]))
+        [one] = found.ranks[0].devices
+        assert one.line_peaks == ()
+        assert one.lines
+        assert not any(line.is_edited for line in one.lines)
+        assert found.notes == (f"The {missing} has no peaks of lines; make it again.",)
+
+    def test_device_of_one_report_only_has_peaks_of_lines(self) -> None:
+        found = compare(report(rank()), of_lines({"a.py:1 in f": 5}))
+        assert [line.change for line in found.ranks[0].devices[0].line_peaks] == ["added"]
+        assert not found.notes
 
     def test_paths_are_relative_to_the_folder_of_the_report(self) -> None:
         old = of_lines({"/base/a.py:1 in f": 5}, folder="/base")

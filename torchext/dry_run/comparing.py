@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ..tools.results import plain
@@ -133,6 +133,9 @@ def _notes(old: dict[str, Any], new: dict[str, Any], olds: dict[int, Any]) -> It
     for key in ("program", "world_size", "per_node", "values", "gpu", "versions"):
         if old.get(key) != new.get(key):
             yield f"The reports differ in {key}: {_short(old.get(key), new.get(key))}."
+    for one, name in ((old, "base"), (new, "new report")):
+        if not all(_has_peaks(device) for rank in one["ranks"] for device in rank["devices"]):
+            yield f"The {name} has no peaks of lines; make it again."
     for rank in new["ranks"]:
         number = rank["rank"]
         if number not in olds:
@@ -146,6 +149,11 @@ def _notes(old: dict[str, Any], new: dict[str, Any], olds: dict[int, Any]) -> It
             yield f"Rank {number} ran another number of steps or forward passes: {goals[0]} before, {goals[1]} now."
     for number in sorted(olds.keys() - {rank["rank"] for rank in new["ranks"]}):
         yield f"Rank {number} is only in the base."
+
+
+def _has_peaks(device: Mapping[str, Any]) -> bool:
+    """Return false for devices of reports that were made before there were peaks of lines, and code for them."""
+    return not device or "line_peaks" in device
 
 
 def _short(old: Any, new: Any) -> str:
@@ -186,9 +194,11 @@ def _compare_device(
     name: str, old: Mapping[str, Any], new: Mapping[str, Any], old_lines: _Lines, new_lines: _Lines
 ) -> DeviceComparison:
     def compare_lines(olds: Numbers, news: Numbers) -> tuple[Difference, ...]:
-        return _largest_first(_line_difference(pair, olds, news, old_lines, new_lines) for pair in pairs)
+        found = (_line_difference(pair, olds, news, old_lines, new_lines) for pair in pairs)
+        return _largest_first(found if has_peaks else (replace(one, is_edited=False) for one in found))
 
     pairs = list(_pairs(old_lines, new_lines))
+    has_peaks = _has_peaks(old) and _has_peaks(new)
     return DeviceComparison(
         device=name,
         is_gpu=bool(new.get("total") or old.get("total")),
@@ -197,7 +207,7 @@ def _compare_device(
         categories=_differences(old.get("categories", {}), new.get("categories", {})),
         modules=_differences(old.get("modules", {}), new.get("modules", {})),
         lines=compare_lines(old_lines.nbytes, new_lines.nbytes),
-        line_peaks=compare_lines(old_lines.peaks, new_lines.peaks),
+        line_peaks=compare_lines(old_lines.peaks, new_lines.peaks) if has_peaks else (),
     )
 
 
