@@ -147,6 +147,14 @@ def test_seed_that_rank_0_sends_is_the_same() -> None:
     assert check_init(agreeing, "fsdp=3").is_same
 
 
+def test_collectives_take_their_options_by_name() -> None:
+    def waiting() -> nn.Module:
+        dist.barrier()
+        return build()
+
+    assert check_init(waiting, "fsdp=2").is_same
+
+
 # ---- The same as in a job ----
 
 

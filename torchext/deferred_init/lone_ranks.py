@@ -189,12 +189,12 @@ class _LoneGroup(ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
         return self._send(opts.rootRank, outputs, inputs, lambda sent: [sent[self.rank()]])
 
-    def allreduce(self, tensors: list[Tensor], *_: Any) -> Any:
+    def allreduce(self, tensors: list[Tensor], *_: Any, **__: Any) -> Any:
         return self._assume(_flat(tensors), tensors)
 
     allreduce_coalesced = reduce = recv = recv_anysource = allreduce
 
-    def allgather(self, outputs: Any, inputs: Any, *_: Any) -> Any:
+    def allgather(self, outputs: Any, inputs: Any, *_: Any, **__: Any) -> Any:
         """Fill each output with the inputs, as often as they fit."""
         outs, ins = _flat(outputs), _flat(inputs)
         sources = ins if len(ins) == len(outs) else [torch.cat([one.reshape(-1) for one in ins])] * len(outs)
@@ -208,7 +208,7 @@ class _LoneGroup(ProcessGroup):  # type: ignore[misc]
     _allgather_base = allgather_into_tensor_coalesced = alltoall_base = allgather
     _reduce_scatter_base = reduce_scatter_tensor_coalesced = allgather
 
-    def barrier(self, *_: Any) -> Any:
+    def barrier(self, *_: Any, **__: Any) -> Any:  # `dist.barrier` names `opts`
         return _finished([])
 
     send = barrier
