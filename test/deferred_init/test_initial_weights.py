@@ -390,6 +390,8 @@ def test_ranks_of_a_large_mesh_are_at_its_ends() -> None:
         ({"meshes": "fsdp=2", "engine": "zero"}, "engine: expected one of fsdp2, hsdp, tp, ddp, none, got 'zero'"),
         ({"meshes": "fsdp=2", "engine": "hsdp"}, "hsdp needs one dimension to replicate and one to shard besides `tp`"),
         ({"meshes": "tp=2"}, "the engine fsdp2 needs one dimension"),
+        ({"meshes": []}, "meshes: expected at least one mesh such as fsdp=8, got none"),
+        ({"meshes": "fsdp=2", "ranks": []}, "ranks: expected at least one rank, got none"),
         ({"meshes": "fsdp=2", "ranks": [2]}, "ranks: expected ranks from 0 to 1, got 2"),
     ],
 )
@@ -472,3 +474,12 @@ def test_command_returns_the_verdict(
     else:
         assert printed.out == ""
         assert {1: "KeyError: 'missing'", 2: "has no attribute 'missing'"}[code] in printed.err
+
+
+def test_module_that_exits_while_it_is_imported_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "without_main_guard.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command_line.main(["check-init", "without_main_guard:build", "--mesh", "fsdp=2"]) == 1
+    assert 'put the code that runs the program under `if __name__ == "__main__":`' in capsys.readouterr().err

@@ -251,6 +251,11 @@ def find_function(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         near = terminal.suggestion(str(error.name), (module.name for module in pkgutil.iter_modules()))
         raise MisuseError(f"{name!r}: the module {error.name!r} does not exist{near}") from error
+    except SystemExit as error:
+        raise ProgramError(
+            f"importing {module_name} called sys.exit(): put the code that runs the program under "
+            '`if __name__ == "__main__":`'
+        ) from error
     except Exception as error:
         raise ProgramError(f"importing {module_name} failed") from error
     for part in path.split("."):
@@ -326,7 +331,7 @@ def _construct(model: _Model, options: argparse.Namespace) -> Any:
         source = deferred_init(model.construct)
     except MemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProgramError("constructing the model failed") from error
     name = options.function or options.hf
     if isinstance(source, Module):

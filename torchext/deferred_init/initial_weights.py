@@ -152,9 +152,13 @@ def check_init(
 
     program = _Program(build, engine, plan, initialize, deferred)
     given = [parse_mesh(one) for one in ([meshes] if isinstance(meshes, str | Mapping) else meshes)]
+    if not given:
+        raise ValueError("meshes: expected at least one mesh such as fsdp=8, got none")
     for sizes in given:
         check_engine(engine, list(sizes))
     chosen = None if ranks is None else sorted(set(ranks))
+    if chosen == []:
+        raise ValueError("ranks: expected at least one rank, got none")
     return InitCheck([_check_mesh(program, sizes, chosen) for sizes in given])
 
 
