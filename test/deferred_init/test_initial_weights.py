@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -153,6 +155,17 @@ def test_collectives_take_their_options_by_name() -> None:
         return build()
 
     assert check_init(waiting, "fsdp=2").is_same
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "cpu:gloo,cuda:nccl"])
+def test_groups_of_other_backends_do_not_connect(backend: str) -> None:
+    def with_group() -> nn.Module:
+        group = dist.new_group(backend=backend)
+        dist.barrier(group)
+        dist.monitored_barrier()
+        return build()
+
+    assert check_init(with_group, "fsdp=2").is_same
 
 
 # ---- The same as in a job ----
@@ -434,6 +447,25 @@ def test_process_is_not_changed() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert dict(os.environ) == environment
     assert not dist.is_initialized()
+
+
+def test_rank_ends_with_the_process_that_checks(tmp_path: Path) -> None:
+    def hanging(job: Job) -> None:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        signal.pause()
+
+    def checking() -> None:
+        run_rank(Job({"fsdp": 1}, 0, tmp_path), hanging)
+
+    process = multiprocessing.get_context("fork").Process(target=checking)
+    process.start()
+    while not (file := tmp_path / "pid").exists() or not file.read_text():
+        os.sched_yield()
+    process.terminate()
+    process.join()
+    rank = Path(f"/proc/{file.read_text()}/stat")
+    while rank.exists() and rank.read_text().rpartition(")")[2].split()[0] not in "ZX":  # an orphan would hang here
+        os.sched_yield()
 
 
 # ---- The command ----

@@ -8,11 +8,14 @@ their results: tensors that differ between the two runs depend on other ranks.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
+import inspect
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import traceback
 import warnings
@@ -39,6 +42,7 @@ T = TypeVar("T")
 BACKEND = "lone"
 PATIENCE = timedelta(seconds=1)
 """The time after which a read of the store raises an error: no other rank runs."""
+PR_SET_PDEATHSIG = 1  # `linux/prctl.h`
 FRESH_SEED = 67280421310721  # `c10::default_rng_seed_val`
 
 
@@ -79,9 +83,10 @@ def run_rank(job: Job, function: Callable[[Job], T]) -> T:
     Raises:
         RankFailedError: It raised an error, or the process died.
     """
+    parent = os.getpid()
     context = multiprocessing.get_context("fork")  # closures need no pickling, and the program is imported once
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(job, function, sender))
+    process = context.Process(target=_run, args=(job, function, sender, parent))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads; the child does not use them
         process.start()
@@ -101,7 +106,10 @@ def run_rank(job: Job, function: Callable[[Job], T]) -> T:
     return result  # type: ignore[no-any-return]
 
 
-def _run(job: Job, function: Callable[[Job], object], sender: Connection) -> None:
+def _run(job: Job, function: Callable[[Job], object], sender: Connection, parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
     gc.freeze()  # collections would copy the memory that is shared with the parent
     os.dup2(2, 1)  # the output of the program must not mix with the report
     result: tuple[bool, object]
@@ -143,12 +151,29 @@ def _become(job: Job) -> None:
     store = torch._C._distributed_c10d.HashStore()
     store.set_timeout(PATIENCE)
     dist.init_process_group(BACKEND, store=store, rank=job.rank, world_size=job.size)
+    c10d = dist.distributed_c10d
+    c10d._new_process_group_helper = _without_backend(c10d._new_process_group_helper)
+    c10d._get_default_timeout = lambda backend: dist.default_pg_timeout  # it warns of nccl where PyTorch lacks it
+    # It refuses backends other than gloo.
+    dist.monitored_barrier = c10d.monitored_barrier = lambda *args, **kwargs: None
     # Programs call it, but a second default group is an error.
-    dist.init_process_group = dist.distributed_c10d.init_process_group = lambda *args, **kwargs: None
+    dist.init_process_group = c10d.init_process_group = lambda *args, **kwargs: None
     # It gathers the shapes, which are the same in programs that run. The results would not exist.
     from torch.nn.parallel import distributed
 
     distributed._verify_param_shape_across_processes = lambda *args, **kwargs: None  # type: ignore[attr-defined]
+
+
+def _without_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that constructs groups of `BACKEND` for every backend: real ones connect to other ranks."""
+    signature = inspect.signature(original)
+
+    def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.arguments |= {"backend": dist.Backend(BACKEND), "backend_options": None, "device_id": None}
+        return original(*given.args, **given.kwargs)
+
+    return _new_process_group_helper
 
 
 ProcessGroup: Any = dist.ProcessGroup
