@@ -352,6 +352,17 @@ def test_tensor_that_depends_on_other_ranks_is_not_comparable() -> None:
     assert not found.is_different
 
 
+@pytest.mark.parametrize("value", [3.0, 3e7, float("inf"), float("-inf"), float("nan")])
+def test_seed_of_other_ranks_is_not_comparable(value: float) -> None:
+    def seeded_by_sum() -> nn.Module:
+        seed = torch.full((2,), value, dtype=torch.bfloat16)
+        dist.all_reduce(seed)
+        torch.manual_seed(int(seed.nan_to_num(5, 6, 7)[1]))
+        return nn.Linear(6, 5)
+
+    assert set(names_of(check_init(seeded_by_sum, "fsdp=2"), is_different=False)) == {"weight", "bias"}
+
+
 def test_tensor_from_a_rank_that_was_not_run_is_not_comparable() -> None:
     def sent() -> nn.Module:
         model = build()

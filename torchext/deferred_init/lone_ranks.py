@@ -263,8 +263,16 @@ class _LoneGroup(ProcessGroup):  # type: ignore[misc]
         if self.size() > 1:
             self._job.unknown.append(f"{sys._getframe(1).f_code.co_name} at {place_of(users_frame()) or 'unknown'}")
             if self._job.is_perturbed:
-                _copy(outputs, [~one if one.dtype is torch.bool else one + 1 for one in outputs])
+                _copy(outputs, map(_perturbed, outputs))
         return _finished(outputs)
+
+
+def _perturbed(values: Tensor) -> Tensor:
+    """Return values that all differ from `values`, also where adding 1 gives the same number."""
+    if values.dtype is torch.bool:
+        return ~values
+    changed = values + 1
+    return changed.where(changed.isfinite() & (changed != values), values.eq(0).to(values.dtype))
 
 
 def _flat(tensors: Any) -> list[Tensor]:
