@@ -332,6 +332,46 @@ def test_tensors_without_values_and_other_shapes_are_found() -> None:
     assert reasons["new"] == "does not exist in one process"
 
 
+class Forgetful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        for name in ("bool", "uint8", "int8", "float16", "float32", "complex64", "float8_e4m3fn"):
+            self.register_buffer(name, torch.ones(3, dtype=getattr(torch, name)))
+
+    def reset_parameters(self) -> None:
+        self.float32 = torch.ones(3)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
+def test_tensors_that_nothing_initialized_differ() -> None:
+    def on_meta() -> nn.Module:
+        with torch.device("meta"):
+            return Forgetful()
+
+    def initialize(model: nn.Module) -> None:
+        nn.init.ones_(model.linear.weight)  # type: ignore[union-attr,arg-type]
+        model.float32.zero_()  # type: ignore[union-attr,operator]
+
+    expected = ["bool", "uint8", "int8", "float16", "complex64", "float8_e4m3fn"]
+    for mesh in ("fsdp=1", "fsdp=2"):
+        found = check_init(on_meta, mesh, initialize=initialize)
+        assert sorted(names_of(found)) == sorted(["linear.bias", *expected])
+        assert sorted(set(names_of(check_init(on_meta, mesh))) & set(expected)) == sorted(expected)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
+def test_module_with_buffers_only_needs_an_initializer() -> None:
+    def on_meta() -> nn.Module:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(2, 2), nn.Module())
+            model[1].register_buffer("frequencies", torch.ones(3))
+            return model
+
+    with pytest.raises(torchext.RankFailedError, match="`1` .Module. is on the meta device and has no reset_param"):
+        check_init(on_meta, "fsdp=2")
+
+
 # ---- Tensors that depend on other ranks ----
 
 

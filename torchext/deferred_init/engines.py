@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -116,22 +117,25 @@ def _styles(plan: Mapping[str, Any] | None, module: nn.Module) -> dict[str, Any]
     return {name: known[style]() if isinstance(style, str) else style for name, style in found.items()}
 
 
-def initialize_meta(module: nn.Module, initialize: Callable[[nn.Module], object] | None) -> None:
+def initialize_meta(module: nn.Module, initialize: Callable[[nn.Module], object] | None, *, filler: int = 0) -> None:
     """Give the tensors of `module` that are on the device `meta` memory on the CPU, and initialize them.
 
     Args:
         module: The sharded module. If it has no such tensors, only a given `initialize` is called.
         initialize: A function for the module. Default: its method `init_weights()`, or the method
             `reset_parameters()` of each of its submodules.
+        filler: The value that they have before they are initialized.
 
     Raises:
-        ValueError: A submodule with parameters has no such method.
+        ValueError: A submodule with parameters or buffers has no such method.
     """
     method: Any = getattr(module, "init_weights", None)
-    has_meta = any(one.is_meta for one in (*module.parameters(), *module.buffers()))
+    has_meta = any(one.is_meta for one in chain(module.parameters(), module.buffers()))
     if has_meta:
         module.to_empty(device="cpu")
     with torch.no_grad():
+        for one in chain(module.parameters(), module.buffers()) if has_meta else ():
+            one.fill_(filler)
         if initialize is not None:
             initialize(module)
         elif has_meta and _takes_nothing(method):
@@ -141,7 +145,7 @@ def initialize_meta(module: nn.Module, initialize: Callable[[nn.Module], object]
                 reset: Any = getattr(part, "reset_parameters", None)
                 if callable(reset):
                     reset()
-                elif next(part.parameters(recurse=False), None) is not None:
+                elif any(True for _ in chain(part.parameters(recurse=False), part.buffers(recurse=False))):
                     raise ValueError(
                         f"`{name}` ({type(part).__name__}) is on the meta device and has no reset_parameters(): pass "
                         "`initialize`, a function that initializes the sharded module."

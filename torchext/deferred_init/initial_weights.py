@@ -65,7 +65,8 @@ class _Program:
         if not isinstance(module, Module):
             raise TypeError(f"`build` returned a {type(module).__name__}: expected a module.")
         module = apply_engine(module, mesh, self.engine, self.plan)
-        initialize_meta(module, self.initialize)
+        # Tensors that nothing initializes are not the same: in a job they have the values that the memory had.
+        initialize_meta(module, self.initialize, filler=0 if job.is_reference else 1)
         return module
 
 
@@ -199,7 +200,7 @@ def _check_mesh(program: _Program, sizes: dict[str, int], chosen: list[int] | No
             first = replace(first, folder=Path(folder) / "again", sends=True)
             first.folder.mkdir()
             shards = _run_ranks(program, first, ranks)
-        one = Job(dict.fromkeys(sizes, 1), 0, Path(folder))
+        one = Job(dict.fromkeys(sizes, 1), 0, Path(folder), is_reference=True)
         needs = {rank: {name: _need(shard, rank, sizes) for name, shard in shards[rank].items()} for rank in ranks}
         whole, right = run_rank(one, partial(_reference, program, needs))
         found = list(_compare(shards, needs, whole, right, may_miss=program.engine == "none"))

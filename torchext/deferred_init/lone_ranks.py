@@ -56,6 +56,7 @@ class Job:
         folder: The directory for the values that ranks send.
         sends: Whether deferred tensors are sent instead of recomputed, because ranks have recorded different values.
         is_perturbed: Whether to add 1 to the results of collectives that need values of other ranks.
+        is_reference: Whether it is the one process that ranks are compared with.
         unknown: The collectives that need values of other ranks, with their lines.
     """
 
@@ -64,6 +65,7 @@ class Job:
     folder: Path
     sends: bool = False
     is_perturbed: bool = False
+    is_reference: bool = False
     unknown: list[str] = field(default_factory=list)
 
     @property
