@@ -114,8 +114,21 @@ def test_stages_of_a_pipeline_may_lack_tensors() -> None:
         return model
 
     assert check_init(stage, "stage=2", engine="none").is_same
-    assert names_of(check_init(stage, "stage=2", engine="none", ranks=[0]))[0] == "blocks.1.0.weight"
+    found = check_init(stage, "stage=2", engine="none", ranks=[0])
+    assert names_of(found) == []
+    assert names_of(found, is_different=False)[0] == "blocks.1.0.weight"
+    assert found[0].checks[0].reason == "is held by no checked rank"
     assert names_of(check_init(stage, "fsdp=2", engine="fsdp2"))[0] == "blocks.0.0.weight"
+
+
+def test_tensor_that_no_rank_holds_is_missing() -> None:
+    def forgetting(mesh: DeviceMesh) -> nn.Module:
+        model = build()
+        if mesh.size() > 1:
+            del model.norm
+        return model
+
+    assert names_of(check_init(forgetting, "stage=2", engine="none"))[0] == "norm.weight"
 
 
 def test_chunks_without_placements_are_found() -> None:

@@ -203,7 +203,9 @@ def _check_mesh(program: _Program, sizes: dict[str, int], chosen: list[int] | No
         one = Job(dict.fromkeys(sizes, 1), 0, Path(folder), is_reference=True)
         needs = {rank: {name: _need(shard, rank, sizes) for name, shard in shards[rank].items()} for rank in ranks}
         whole, right = run_rank(one, partial(_reference, program, needs))
-        found = list(_compare(shards, needs, whole, right, may_miss=program.engine == "none"))
+        found = list(
+            _compare(shards, needs, whole, right, may_miss=program.engine == "none", is_partial=len(ranks) < size)
+        )
         if found and found[0].is_different:
             rank, name = found[0].ranks[0], found[0].name
             found[0] = _with_detail(found[0], program, replace(first, rank=rank), one, needs[rank].get(name))
@@ -346,17 +348,26 @@ def _cuts(whole: Tensor, need: Need) -> Iterator[Tensor]:
 
 
 def _compare(
-    shards: Mapping[int, Shards], needs: Mapping[int, Mapping[str, Need]], whole: Shards, right: Right, may_miss: bool
+    shards: Mapping[int, Shards],
+    needs: Mapping[int, Mapping[str, Need]],
+    whole: Shards,
+    right: Right,
+    *,
+    may_miss: bool,
+    is_partial: bool,
 ) -> Iterator[TensorCheck]:
     """Yield the tensors that differ, then those that are not comparable, in the order of the module.
 
-    With `may_miss`, a rank may lack tensors that other ranks have, as a stage of a pipeline does.
+    With `may_miss`, a rank may lack tensors that other ranks have, as a stage of a pipeline does. With `is_partial`,
+    the other ranks may be among those that are not checked.
     """
     found: dict[tuple[bool, str, str], list[int]] = {}
     for name in dict.fromkeys(chain(whole, *shards.values())):
         is_held = any(name in own for own in shards.values())
         for rank, own in shards.items():
-            if may_miss and is_held and name not in own:
+            if may_miss and name not in own and (is_held or is_partial):
+                if not is_held:
+                    found.setdefault((False, name, "is held by no checked rank"), []).append(rank)
                 continue
             expected = right.get((name, needs[rank][name]), []) if name in own else []
             if verdict := _verdict(own.get(name), whole.get(name), expected):
