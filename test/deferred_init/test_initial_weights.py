@@ -9,6 +9,7 @@ import random
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -447,6 +448,21 @@ def test_slice_by_hand_that_is_no_chunk_is_not_comparable() -> None:
     found = check_init(sliced, "tp=2", engine="none")
     assert names_of(found, is_different=False) == ["weight"]
     assert "is not a DTensor, and has the shape [2, 4], but [4, 4] in one process" in str(found)
+
+
+def test_chunks_by_hand_must_follow_one_dimension_of_the_mesh() -> None:
+    def sliced(mesh: DeviceMesh, rows: list[int]) -> nn.Module:
+        model = nn.Module()
+        whole = torch.arange(8.0).view(4, 2)
+        model.register_buffer("table", whole if mesh.size() == 1 else whole.chunk(2)[rows[mesh.get_rank()]].clone())
+        return model
+
+    for rows in ([0, 0, 1, 1], [0, 1, 0, 1]):
+        assert check_init(partial(sliced, rows=rows), "fsdp=2,tp=2", engine="none").is_same
+    for rows in ([0, 0, 0, 1], [0, 1, 1, 1]):
+        found = check_init(partial(sliced, rows=rows), "fsdp=2,tp=2", engine="none")
+        assert names_of(found, is_different=False) == ["table"]
+        assert "chunks along no single dimension of the mesh (ranks 0-3)" in str(found)
 
 
 # ---- Arguments and errors ----

@@ -6,7 +6,7 @@ import inspect
 import multiprocessing.process
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,8 +41,8 @@ Place: TypeAlias = tuple[int, int]
 """The size of a dimension of the mesh, and the coordinate of a rank in it."""
 Need: TypeAlias = tuple[Part | None, tuple[int, ...], tuple[Place, ...]]
 """The part of a tensor that a rank holds, or else the local shape and the places of the rank."""
-Right: TypeAlias = dict[tuple[str, Need], list[Digest]]
-"""The digests that a part of a tensor may have."""
+Right: TypeAlias = dict[tuple[str, Need], dict[int, Digest]]
+"""The digests that a part of a tensor may have, by the dimension of the mesh that a plain tensor is a chunk along."""
 
 
 @dataclass(frozen=True)
@@ -332,19 +332,23 @@ def _reference(program: _Program, needs: Mapping[int, Mapping[str, Need]], job: 
         whole[name] = _Shard(tuple(tensor.shape), tensor.dtype, None, _digest(values))
         if whole[name].digest is not None and len(values) == 1:
             for need in {own[name] for own in needs.values() if name in own}:
-                right[name, need] = [_digest([one]) or () for one in _cuts(values[0], need)]
+                right[name, need] = {dim: _digest([one]) or () for dim, one in _cuts(values[0], need)}
     return whole, right
 
 
-def _cuts(whole: Tensor, need: Need) -> Iterator[Tensor]:
-    """Yield the parts of `whole` that a rank may hold. Plain tensors may be chunks along any mesh dimension."""
+def _cuts(whole: Tensor, need: Need) -> Iterator[tuple[int, Tensor]]:
+    """Yield the parts of `whole` that a rank may hold. Plain tensors may be chunks along any mesh dimension.
+
+    Each part comes with the number of that dimension, counted from the last one. It is -1 for a `DTensor`.
+    """
     part, shape, places = need
     if part is not None:
-        yield _cut(whole, part)
+        yield -1, _cut(whole, part)
     elif len(shape) == whole.dim():
         dims = [dim for dim, size in enumerate(shape) if size != whole.shape[dim]]
-        for size, place in places if len(dims) == 1 else ():
-            yield from (one for one in whole.chunk(size, dims[0])[place : place + 1] if one.shape == shape)
+        for number, (size, place) in enumerate(places if len(dims) == 1 else ()):
+            chunks = whole.chunk(size, dims[0])[place : place + 1]
+            yield from ((number, one) for one in chunks if one.shape == shape)
 
 
 def _compare(
@@ -364,19 +368,36 @@ def _compare(
     found: dict[tuple[bool, str, str], list[int]] = {}
     for name in dict.fromkeys(chain(whole, *shards.values())):
         is_held = any(name in own for own in shards.values())
+        agrees = _is_along_one_dimension(name, shards, needs, right)
         for rank, own in shards.items():
             if may_miss and name not in own and (is_held or is_partial):
                 if not is_held:
                     found.setdefault((False, name, "is held by no checked rank"), []).append(rank)
                 continue
-            expected = right.get((name, needs[rank][name]), []) if name in own else []
-            if verdict := _verdict(own.get(name), whole.get(name), expected):
+            expected = right.get((name, needs[rank][name]), {}) if name in own else {}
+            verdict = _verdict(own.get(name), whole.get(name), expected.values())
+            if verdict is None and not agrees:
+                verdict = False, "is not a DTensor, and its values are chunks along no single dimension of the mesh"
+            if verdict:
                 found.setdefault((verdict[0], name, verdict[1]), []).append(rank)
     for key in sorted(found, key=lambda key: not key[0]):
         yield TensorCheck(key[1], key[0], tuple(found[key]), key[2])
 
 
-def _verdict(own: _Shard | None, whole: _Shard | None, right: Sequence[Digest]) -> tuple[bool, str] | None:
+def _is_along_one_dimension(
+    name: str, shards: Mapping[int, Shards], needs: Mapping[int, Mapping[str, Need]], right: Right
+) -> bool:
+    """Return whether the ranks with right chunks in plain tensors hold them along the same dimension of the mesh."""
+    held = {rank: own[name] for rank, own in shards.items() if name in own and not own[name].unknown}
+    dims = [
+        {dim for dim, digest in right.get((name, needs[rank][name]), {}).items() if dim >= 0 and digest == one.digest}
+        for rank, one in held.items()
+    ]
+    found = [one for one in dims if one]
+    return not found or bool(set.intersection(*found))
+
+
+def _verdict(own: _Shard | None, whole: _Shard | None, right: Collection[Digest]) -> tuple[bool, str] | None:
     """Return whether a shard differs and why, or None if it is the same as in one process."""
     if own is None or whole is None:
         return True, "is missing" if own is None else "does not exist in one process"
@@ -437,7 +458,7 @@ def _trace(program: _Program, name: str, need: Need, job: Job) -> list[tuple[str
         tensor = dict(_tensors(program.module(job)))[name]
     [values] = _values(tensor)
     is_whole = job.size == 1 and values.shape != need[1]
-    torch.save(next(_cuts(values, need)) if is_whole else values, _trace_file(job))
+    torch.save(next(_cuts(values, need))[1] if is_whole else values, _trace_file(job))
     [sources] = _C.sources_of([one for one in parts_of(tensor) if _C.is_deferred(one)])
     # The innermost line outside of PyTorch, if `initialize_meta` calls PyTorch's own functions.
     ours = re.compile(rf" at {re.escape(multiprocessing.process.__file__)}:.*")
