@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from torchext.fake import FakeGPU, fake_mode
-from torchext.memory import Advice, advise, fits
+from torchext.memory import Advice, Outcome, advise, fits
 from torchext.memory.advising import _Simulation
 from torchext.memory.blocks import blocks_of
-from torchext.memory.remedies import Checkpoint, Remedy
+from torchext.memory.remedies import Accumulate, Checkpoint, Remedy
 
 GPU = "RTX-4090-24GB"
 VOCABULARY = 32000
@@ -127,7 +127,7 @@ def applied_by_hand(remedies: tuple[Remedy, ...], **settings: Any) -> Program:
             assert "with torch.autograd.graph.save_on_cpu(pin_memory=True):" in one.snippet
             program.around = lambda: torch.autograd.graph.save_on_cpu(pin_memory=True)
         elif one.kind == "micro-batches":
-            program.micro_batches = program.batch // int(one.snippet.partition("split(")[2].partition(")")[0])
+            program.micro_batches = program.batch // int(one.snippet.partition("batches of ")[2].partition(";")[0])
         else:
             assert one.kind == "allocator"
     return program
@@ -161,6 +161,32 @@ def test_snippets_applied_by_hand_give_the_promised_peaks() -> None:
     kinds = check_all(advice, **settings)
     expected = {"allocator", "bfloat16", "checkpointing", "gradients", "loss", "micro-batches", "offload", "optimizer"}
     assert kinds == expected
+
+
+def test_printed_micro_batches_reach_the_promised_peak() -> None:
+    def make_step(batch: int) -> Callable[[], None]:
+        weight = torch.zeros(2**20, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight])
+        x = torch.zeros(batch, 2**20, device="cuda")
+
+        def step() -> None:
+            (x * weight).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    advice = advise(make_step, GPU, batch=8, remedies=["micro-batches"], seconds=None)
+    for one in advice.outcomes[1:]:
+
+        def program(one: Outcome = one) -> None:
+            weight = torch.zeros(2**20, device="cuda", requires_grad=True)
+            batches = [torch.zeros(8 // one.micro_batches, 2**20, device="cuda")] * 2 * one.micro_batches
+            names = {"weight": weight, "optimizer": torch.optim.SGD([weight]), "loader": batches}
+            exec(one.remedies[0].snippet.replace("...", "(micro_batch * weight).mean()"), names)
+
+        assert fits(program, GPU).peak_allocated == one.peak_allocated, one.name
+    assert [one.micro_batches for one in advice.outcomes] == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("seed", [*range(20), *(pytest.param(s, marks=pytest.mark.long) for s in range(20, 200))])
@@ -222,3 +248,19 @@ def test_brute_force_finds_no_cheaper_blocks(seed: int) -> None:
     assert (advice.solution.flops or 0) <= 1.02 * min(flops for peak, flops in every if peak <= target)
     for peak, flops in every:
         assert any(one.peak_reserved <= 1.02 * peak and (one.flops or 0) <= 1.02 * flops for one in advice.front)
+
+
+def outcome(remedy: Remedy | None, peak: int, flops: int | None, pinned: int = 0) -> Outcome:
+    return Outcome(() if remedy is None else (remedy,), True, peak, peak, flops, pinned)
+
+
+def test_the_front_keeps_the_batch_also_if_less_memory_is_pinned() -> None:
+    baseline, split = outcome(None, 100, 8, pinned=8), outcome(Accumulate(2, 4), 50, 4, pinned=4)
+    assert Advice(GPU, 60, baseline, (baseline, split)).front == (baseline,)
+
+
+def test_answers_name_operations_only_if_they_were_counted() -> None:
+    for flops, is_named in ((None, False), (8, True)):
+        baseline, less = outcome(None, 100, flops), outcome(Checkpoint((), 0), 50, flops)
+        answer = str(Advice(GPU, 60, baseline, (baseline, less)))
+        assert (", with +0.0 % operations:" in answer) is is_named

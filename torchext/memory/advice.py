@@ -151,7 +151,8 @@ class Advice:
             one
             for one in self.outcomes
             if one.numerics <= Numerics.ROUNDING
-            and (one.pinned, one.micro_batches) <= (self.baseline.pinned, 1)
+            and one.pinned <= self.baseline.pinned
+            and one.micro_batches == 1
             and one.flops is not None
         )
         front: list[Outcome] = []
@@ -216,10 +217,11 @@ class Advice:
         elif not found.remedies:
             lines.append("It fits without changes.")
         else:
+            is_counted = None not in (found.flops, self.baseline.flops)
             flops = _ratio_text(found.flops or 0, self.baseline.flops or 0)
             lines.append(
-                f"The cheapest combination that fits reserves {in_units(found.peak_reserved)}, with {flops} "
-                f"operations: {found.name}."
+                f"The cheapest combination that fits reserves {in_units(found.peak_reserved)}"
+                f"{f', with {flops} operations' if is_counted else ''}: {found.name}."
             )
         end = "." if self.is_complete else "; the search was ended by its limit."
         lines.append(f"{len(self.outcomes) + len(self.failed)} runs were simulated{end}")

@@ -304,7 +304,7 @@ class Offload(Remedy):
 
 @dataclass(frozen=True)
 class Accumulate(Remedy):
-    """Split a batch into micro-batches, and accumulate their gradients. Losses are assumed to be means."""
+    """Load micro-batches instead of batches, and accumulate their gradients. Losses are assumed to be means."""
 
     count: int
     batch: int
@@ -318,8 +318,9 @@ class Accumulate(Remedy):
     def snippet(self) -> str:
         """The change that the author of the program makes."""
         return (
-            f"for micro_batch in batch.split({self.batch}):  # {self.count} of them\n"
-            f"    loss = ...\n    (loss / {self.count}).backward()\noptimizer.step()\noptimizer.zero_grad()"
+            f"for i, micro_batch in enumerate(loader):  # with batches of {self.batch}; {self.count} of them make a step\n"
+            f"    loss = ...\n    (loss / {self.count}).backward()\n"
+            f"    if (i + 1) % {self.count} == 0:\n        optimizer.step()\n        optimizer.zero_grad()"
         )
 
 
