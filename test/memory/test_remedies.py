@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,16 @@ from torchext.dry_run import world
 from torchext.memory import advise, track_memory
 from torchext.memory.applying import applying
 from torchext.memory.blocks import Block
-from torchext.memory.remedies import Checkpoint, Remedy, Reshard
+from torchext.memory.remedies import (
+    Accumulate,
+    Checkpoint,
+    ChunkedLoss,
+    Findings,
+    NoGradients,
+    OptimizerOption,
+    Remedy,
+    Reshard,
+)
 
 
 class Layer(nn.Module):
@@ -136,6 +146,31 @@ def test_wrong_arguments_are_refused() -> None:
         advise(lambda: lambda: None, steps=0)
     with pytest.raises(TypeError, match="expected to return a function that runs one step, got NoneType"):
         advise(lambda: None)  # type: ignore[arg-type, return-value]
+
+
+def test_training_in_other_threads_is_not_changed() -> None:
+    def train() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = nn.Sequential(Layer(), Layer())
+        weight = model[0].up.weight
+        options = [
+            (optimizer := torch.optim.SGD(params, lr=0.1)).defaults["foreach"]
+            for params in (model.parameters(), [{"params": model.parameters()}], model.named_parameters())
+        ]
+        nn.functional.cross_entropy(model(torch.ones(2, 512)), torch.tensor([0, 1])).backward()
+        gradient = weight.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return options == [None] * 3, ["forward" in vars(one) for one in model], gradient, weight.detach(), weight.grad
+
+    blocks = tuple(Block("Sequential", str(i), 0) for i in range(2))
+    remedies = (Checkpoint(blocks, 2), OptimizerOption("foreach"), NoGradients(), ChunkedLoss(), Accumulate(2, 4))
+    with ThreadPoolExecutor(1) as pool:
+        expected = pool.submit(train).result()
+        with applying(remedies) as application:
+            found = pool.submit(train).result()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert application.findings == Findings(allocator=torch._C._accelerator_getAllocatorSettings())
 
 
 def test_errors_of_the_program_are_raised_and_pytorch_is_restored() -> None:

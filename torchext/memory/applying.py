@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from ..fake.checks import is_fake_tensor, is_wrapper_of_fakes
 from ..tools.leases import Lease
 from .blocks import Block, blocks_of, is_checkpointed_by_transformers
 from .remedies import Accumulate, ChunkedLoss, Findings, NoGradients, Remedy, cross_entropy_in_chunks, sharded_modules
@@ -74,6 +75,8 @@ class Application:
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
         """Handle the beginning of a forward pass of any module."""
+        if not _may_be_simulated(module):
+            return
         thread = self._thread
         thread.depth += 1
         if torch._C._current_graph_task_id() != -1:
@@ -96,6 +99,8 @@ class Application:
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Handle the end of a forward pass of any module."""
+        if not _may_be_simulated(module):
+            return
         self._thread.depth = max(self._thread.depth - 1, 0)
         if self._thread.depth == 0:
             self._thread.block.close()
@@ -172,6 +177,39 @@ _applied: list[Application] = []
 _while_applied = Lease("a simulated run applies remedies")
 
 
+# Patches and global hooks also see the calls of other threads, which may train real models.
+
+
+def _application_for(tensors: Iterable[object]) -> Application | None:
+    """Return the application that handles a call with these tensors; None if none is fake, or no block is open."""
+    is_simulated = any(is_fake_tensor(tensor) or is_wrapper_of_fakes(tensor) for tensor in tensors)
+    return _applied[-1] if is_simulated and _applied else None
+
+
+def _may_be_simulated(module: nn.Module) -> bool:
+    """Return true unless all parameters of a module are real. Return true if it has none."""
+    return _application_for(module.parameters()) is not None or not any(True for _ in module.parameters())
+
+
+def _parameters_in(owner: Any) -> Iterator[Tensor]:
+    """Return the parameters of a module or an optimizer."""
+    if isinstance(owner, nn.Module):
+        return owner.parameters()
+    return (parameter for group in owner.param_groups for parameter in group["params"])
+
+
+def _parameters_of(arguments: dict[str, Any]) -> Iterator[object]:
+    """Return the parameters among the arguments of an optimizer. Iterators are replaced by lists of their items."""
+    params = arguments.get("params", ())
+    if isinstance(params, Iterator):
+        arguments["params"] = params = list(params)
+    for one in params if isinstance(params, Iterable) and not isinstance(params, Tensor) else ():
+        if isinstance(one, dict):
+            yield from _parameters_of(one)
+        else:
+            yield one[1] if isinstance(one, tuple) and len(one) == 2 else one  # of `named_parameters()`
+
+
 @contextmanager
 def applying(remedies: Iterable[Remedy]) -> Iterator[Application]:
     """Apply remedies to the program that runs in the block.
@@ -201,7 +239,8 @@ def _dividing_losses(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def cross_entropy(*args: Any, **kwargs: Any) -> Tensor:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return _applied[-1].cross_entropy(original, bound.arguments)
+        application = _application_for((bound.arguments["input"],))
+        return application.cross_entropy(original, bound.arguments) if application else original(*args, **kwargs)
 
     return cross_entropy
 
@@ -212,7 +251,9 @@ def _adapting(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        _applied[-1].construct_optimizer(bound.arguments)
+        application = _application_for(_parameters_of(bound.arguments))
+        if application is not None:
+            application.construct_optimizer(bound.arguments)
         original(*bound.args, **bound.kwargs)
 
     return __init__
@@ -221,8 +262,8 @@ def _adapting(original: Callable[..., None]) -> Callable[..., None]:
 def _skipping_steps(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        application = _applied[-1]
-        if application.micro_batches == 1:
+        application = _application_for(_parameters_in(self))
+        if application is None or application.micro_batches == 1:
             return
         step = type(self).step
 
@@ -238,15 +279,19 @@ def _skipping_steps(original: Callable[..., None]) -> Callable[..., None]:
 
 def _zeroing(original: Callable[..., None]) -> Callable[..., None]:
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        if _applied[-1].zeroes_gradients():
-            original(self, _applied[-1].sets_to_none(set_to_none))
+        application = _application_for(_parameters_in(self))
+        if application is None:
+            original(self, set_to_none)
+        elif application.zeroes_gradients():
+            original(self, application.sets_to_none(set_to_none))
 
     return zero_grad
 
 
 def _noting_backward(original: Callable[..., None]) -> Callable[..., None]:
     def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
-        original(_applied[-1].begin_backward(self), *args, **kwargs)
+        application = _application_for((self,))
+        original(application.begin_backward(self) if application else self, *args, **kwargs)
 
     return backward
 

@@ -318,7 +318,7 @@ class Accumulate(Remedy):
     def snippet(self) -> str:
         """The change that the author of the program makes."""
         return (
-            f"for i, micro_batch in enumerate(loader):  # with batches of {self.batch}; {self.count} of them make a step\n"
+            f"for i, micro_batch in enumerate(loader):  # batches of {self.batch}; {self.count} of them make a step\n"
             f"    loss = ...\n    (loss / {self.count}).backward()\n"
             f"    if (i + 1) % {self.count} == 0:\n        optimizer.step()\n        optimizer.zero_grad()"
         )
