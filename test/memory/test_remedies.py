@@ -36,7 +36,7 @@ from torchext.memory.remedies import (
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(512, 2048), nn.Linear(2048, 512)
+        self.up, self.down = nn.Sequential(nn.Linear(512, 2048)), nn.Linear(2048, 512)
         self.checkpoints = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -127,6 +127,19 @@ def test_blocks_that_are_checkpointed_are_left_alone(use_reentrant: bool | None)
     assert paths == {"layers.1", "layers.2"}
 
 
+def test_blocks_that_update_buffers_are_left_alone() -> None:
+    def make_step() -> Any:
+        model = nn.Sequential(*(Layer() for _ in range(4))).cuda()
+        model[1].up.append(nn.BatchNorm1d(2048, device="cuda"))
+        model[2].up.append(nn.BatchNorm1d(2048, device="cuda").eval())
+        model[3].register_buffer("scale", torch.ones(1, device="cuda"))
+        x = torch.zeros(1024, 512, device="cuda")
+        return lambda: model(x).sum().backward()
+
+    full = advise(make_step, remedies=["checkpointing"], runs=2).lowest
+    assert [block.path for remedy in full.remedies for block in remedy.blocks] == ["0", "2", "3"]  # type: ignore[attr-defined]
+
+
 def test_advice_without_a_solution_names_the_lowest_peak() -> None:
     def make_step() -> Any:
         weight = torch.empty(2**20, device="cuda", requires_grad=True)
@@ -152,7 +165,7 @@ def test_training_in_other_threads_is_not_changed() -> None:
     def train() -> tuple[Any, ...]:
         torch.manual_seed(0)
         model = nn.Sequential(Layer(), Layer())
-        weight = model[0].up.weight
+        weight: Any = model[0].get_parameter("down.weight")
         options = [
             (optimizer := torch.optim.SGD(params, lr=0.1)).defaults["foreach"]
             for params in (model.parameters(), [{"params": model.parameters()}], model.named_parameters())

@@ -26,12 +26,17 @@ OPTIONS = ("foreach", "fused")
 
 
 class _Thread(threading.local):
-    """The modules that run on a thread: their number, and whether the outermost one began with gradients."""
+    """The modules that run on a thread: their number, and whether the outermost one began with gradients.
+
+    Attributes:
+        buffers: The buffers of the blocks before their forward passes, by the `id()` of the blocks.
+    """
 
     def __init__(self) -> None:
         self.depth = 0
         self.has_gradients = False
         self.block = ExitStack()
+        self.buffers: dict[int, list[tuple[int, int]]] = {}
 
 
 class Application:
@@ -56,12 +61,12 @@ class Application:
         self._blocks: dict[int, tuple[Block, bool]] = {}  # by the `id()` of modules: whether it is the block itself
         self._modules: list[nn.Module] = []  # keeps these numbers valid
         self._trained: dict[Block, None] = {}
-        self._checkpointed: set[Block] = set()
+        self._left_alone: set[Block] = set()
 
     @property
     def findings(self) -> Findings:
         """The properties of the program so far."""
-        self._found.blocks = tuple(block for block in self._trained if block not in self._checkpointed)
+        self._found.blocks = tuple(block for block in self._trained if block not in self._left_alone)
         self._found.allocator = torch._C._accelerator_getAllocatorSettings()
         return self._found
 
@@ -93,14 +98,18 @@ class Application:
             or _is_in_checkpoint()
             or (is_itself and is_checkpointed_by_transformers(module))
         ):
-            self._checkpointed.add(block)
+            self._left_alone.add(block)
         elif is_itself:
             self._trained[block] = None
+            thread.buffers[id(module)] = _versions_of_buffers(module)
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Handle the end of a forward pass of any module."""
         if not _may_be_simulated(module):
             return
+        versions = self._thread.buffers.pop(id(module), None)
+        if versions is not None and versions != _versions_of_buffers(module):
+            self._left_alone.add(self._blocks[id(module)][0])  # a recomputation would update the buffers again
         self._thread.depth = max(self._thread.depth - 1, 0)
         if self._thread.depth == 0:
             self._thread.block.close()
@@ -165,6 +174,10 @@ class Application:
         """Return the loss to differentiate."""
         self._had_backward = True
         return loss if self.micro_batches == 1 else loss / self.micro_batches
+
+
+def _versions_of_buffers(module: nn.Module) -> list[tuple[int, int]]:
+    return [(id(one), 0 if one.is_inference() else one._version) for one in module.buffers()]
 
 
 def _is_in_checkpoint() -> bool:

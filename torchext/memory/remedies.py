@@ -55,7 +55,7 @@ class Findings:
     """The properties of a program that decide which remedies may help.
 
     Attributes:
-        blocks: The repeated blocks that run with gradients and are not checkpointed.
+        blocks: The repeated blocks that run with gradients, are not checkpointed and update no buffers.
         options: The options among `foreach` and `fused` that the constructed optimizers have.
         keeps_gradients: Whether gradients are set to zero instead of None.
         logits: The largest number of bytes of the logits of a cross entropy, in float32.
