@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory import Advice, Outcome, advise, fits
 from torchext.memory.advising import _Simulation
+from torchext.memory.blocks import Block as Layer
 from torchext.memory.blocks import blocks_of
 from torchext.memory.remedies import Accumulate, Checkpoint, Remedy
+from torchext.memory.searching import _Search
 
 GPU = "RTX-4090-24GB"
 VOCABULARY = 32000
@@ -257,6 +259,11 @@ def outcome(remedy: Remedy | None, peak: int, flops: int | None, pinned: int = 0
 def test_the_front_keeps_the_batch_also_if_less_memory_is_pinned() -> None:
     baseline, split = outcome(None, 100, 8, pinned=8), outcome(Accumulate(2, 4), 50, 4, pinned=4)
     assert Advice(GPU, 60, baseline, (baseline, split)).front == (baseline,)
+
+
+def test_blocks_of_different_roots_are_not_interchangeable() -> None:
+    blocks = [Layer("A", "0", 0), Layer("B", "0", 0), Layer("A", "1", 0)]
+    assert _Search._first_and_last(blocks) == [blocks[0], blocks[2], blocks[1]]
 
 
 def test_answers_name_operations_only_if_they_were_counted() -> None:

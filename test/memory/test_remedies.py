@@ -100,6 +100,25 @@ def test_layers_of_transformers_are_checkpointed_without_their_cache() -> None:
     assert len(enabled.outcomes) == len(by_hand.outcomes) == 1  # these blocks are left alone
 
 
+def test_layers_of_encoder_decoders_of_transformers_are_checkpointed() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(d_model=128, num_layers=2, num_heads=2, vocab_size=100, decoder_start_token_id=0)
+
+    def make_step(snippet: str = "") -> Any:
+        model = transformers.T5ForConditionalGeneration(config).cuda().train()
+        exec(snippet, {"model": model})
+        tokens = torch.zeros(8, 256, dtype=torch.int64, device="cuda")
+        return lambda: model(input_ids=tokens, labels=tokens).loss.backward()
+
+    advice = advise(make_step, remedies=["checkpointing"], runs=2)
+    (remedy,) = advice.lowest.remedies
+    assert isinstance(remedy, Checkpoint)
+    expected = ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
+    assert [one.path for one in remedy.blocks] == expected
+    by_hand = advise(lambda: make_step(remedy.snippet), remedies=["allocator"], runs=1)
+    assert advice.lowest.peak_allocated == by_hand.baseline.peak_allocated < advice.baseline.peak_allocated
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True, None], ids=["non-reentrant", "reentrant", "inside"])
 def test_blocks_that_are_checkpointed_are_left_alone(use_reentrant: bool | None) -> None:
     def make_step() -> Any:
@@ -129,10 +148,11 @@ def test_blocks_that_are_checkpointed_are_left_alone(use_reentrant: bool | None)
 
 def test_blocks_that_update_buffers_are_left_alone() -> None:
     def make_step() -> Any:
-        model = nn.Sequential(*(Layer() for _ in range(4))).cuda()
-        model[1].up.append(nn.BatchNorm1d(2048, device="cuda"))
-        model[2].up.append(nn.BatchNorm1d(2048, device="cuda").eval())
-        model[3].register_buffer("scale", torch.ones(1, device="cuda"))
+        layers = [Layer() for _ in range(4)]
+        layers[1].up.append(nn.BatchNorm1d(2048))
+        layers[2].up.append(nn.BatchNorm1d(2048).eval())
+        layers[3].register_buffer("scale", torch.ones(1))
+        model = nn.Sequential(*layers).cuda()
         x = torch.zeros(1024, 512, device="cuda")
         return lambda: model(x).sum().backward()
 
@@ -155,6 +175,16 @@ def test_advice_without_a_solution_names_the_lowest_peak() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="`remedies`: expected kinds among allocator, bfloat16, .*; got 'loss'"):
         advise(lambda: lambda: None, remedies="loss")
+    with pytest.raises(ValueError, match="`remedies`: 'bfloat16' needs the argument `allow_numerics=True`"):
+        advise(lambda: lambda: None, remedies=["bfloat16"])
+    with pytest.raises(ValueError, match="`remedies`: 'micro-batches' needs the argument `batch=`"):
+        advise(lambda: lambda: None, remedies=["micro-batches"], allow_numerics=True)
+    for seconds in ("60", True):
+        with pytest.raises(TypeError, match=f"`seconds`: expected a number or None, got {seconds!r}"):
+            advise(lambda: lambda: None, seconds=seconds)  # type: ignore[arg-type]
+    for number in (-1, float("nan")):
+        with pytest.raises(ValueError, match=f"`seconds`: expected at least 0, got {number}"):
+            advise(lambda: lambda: None, seconds=number)
     with pytest.raises(ValueError, match="`steps`: expected at least 1, got 0"):
         advise(lambda: lambda: None, steps=0)
     with pytest.raises(TypeError, match="expected to return a function that runs one step, got NoneType"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 from ..fake import FakeGPU
@@ -14,7 +15,7 @@ from ..tools.sizes import bytes_of
 from .advice import UNLIMITED, Advice, Outcome, frees_its_cache
 from .applying import Application, applying
 from .fitting import Fit, check_types, measure, one_gpu
-from .remedies import KINDS, Accumulate, Arguments, Checkpoint, Findings, Remedy, remedies_for
+from .remedies import KINDS, Accumulate, Arguments, Checkpoint, Findings, HalfPrecision, Remedy, remedies_for
 from .searching import Limits, search
 from .tracking import PINNED
 
@@ -61,7 +62,8 @@ def advise(
     Raises:
         RuntimeError: As for `fits()`.
         TypeError: `make_step` or its result is not callable, or another argument has the wrong type.
-        ValueError: The GPU, the policy for values or a kind of remedies is unknown, or a number is out of range.
+        ValueError: The GPU, the policy for values or a kind of remedies is unknown, a number is out of range, or an
+            argument is missing that a kind of `remedies` needs.
         Exception: Errors of the unchanged program, other than `torch.OutOfMemoryError`.
 
     Example:
@@ -81,11 +83,21 @@ def advise(
     check_types("advise", "a function that returns a step", make_step, values)
     device = one_gpu(gpu)
     kinds = _checked_kinds(remedies)
+    for kind, argument, is_given in (
+        (HalfPrecision.kind, "allow_numerics=True", allow_numerics),
+        (Accumulate.kind, "batch=", batch is not None),
+    ):
+        if remedies is not None and kind in kinds and not is_given:
+            raise ValueError(f"`remedies`: {kind!r} needs the argument `{argument}`.")
     for name, number in (("steps", steps), ("batch", batch), ("runs", runs)):
         if number is not None:
             check_is_int(number, name)
             if number < 1:
                 raise ValueError(f"`{name}`: expected at least 1, got {number}.")
+    if seconds is not None and (not isinstance(seconds, Real) or isinstance(seconds, bool)):
+        raise TypeError(f"`seconds`: expected a number or None, got {seconds!r}.")
+    if seconds is not None and not seconds >= 0:  # NaN also
+        raise ValueError(f"`seconds`: expected at least 0, got {seconds!r}.")
     limit = device.memory - device.context
     limit = limit if target is None else min(bytes_of(target, "target"), limit)
     limits = Limits(seconds, runs)

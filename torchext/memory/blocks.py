@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,8 @@ __all__ = ["Block", "blocks_of", "checkpoint_block", "is_checkpointed_by_transfo
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-# Layers of transformers check these attributes, and then do not pass caches of keys and values on.
+# Checkpointing layers of transformers check these attributes, and then do not pass caches of keys and values on. Its
+# models, such as the stacks of T5, also have them, but only layers use them.
 FLAG, FUNCTION = "gradient_checkpointing", "_gradient_checkpointing_func"
 
 
@@ -34,18 +36,24 @@ class Block:
     kind: int
     is_of_transformers: bool = False
 
+    @property
+    def group(self) -> tuple[str, int]:
+        """A key that interchangeable blocks share: numbers of kinds begin at 0 for each root."""
+        return self.root, self.kind
+
 
 def blocks_of(root: nn.Module) -> Iterator[tuple[Block, nn.Module]]:
     """Return the outermost repeated blocks of `root`, in order.
 
     A block is a child whose class occurs several times among the children of one module, and that itself has children
-    and parameters. `nn.Sequential` and other containers are not blocks, but may contain some.
+    and parameters. `nn.Sequential` and other containers are not blocks, but may contain some. The checkpointing layers
+    of transformers are blocks, and modules that contain some are not.
     """
     kinds: dict[tuple[object, ...], int] = {}
     for path, module in _repeated(root, ""):
         signature = (type(module), *((tuple(p.shape), p.dtype) for p in module.parameters()))
         kind = kinds.setdefault(signature, len(kinds))
-        yield Block(type(root).__name__, path, kind, hasattr(module, FLAG)), module
+        yield Block(type(root).__name__, path, kind, _is_of_transformers(module)), module
 
 
 def _repeated(parent: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -53,15 +61,24 @@ def _repeated(parent: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
     classes = [type(child) for child in children.values()]
     for name, child in children.items():
         has_parts = any(True for _ in child.children()) and any(True for _ in child.parameters())
-        if has_parts and not isinstance(child, CONTAINERS) and classes.count(type(child)) > 1:
+        is_repeated = classes.count(type(child)) > 1 and not isinstance(child, CONTAINERS)
+        if has_parts and (
+            _is_of_transformers(child) or (is_repeated and not any(map(_is_of_transformers, child.modules())))
+        ):
             yield prefix + name, child
         else:
             yield from _repeated(child, f"{prefix}{name}.")
 
 
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Return true if a module is a checkpointing layer of transformers; releases before 4.53 have none."""
+    layers = getattr(sys.modules.get("transformers.modeling_layers"), "GradientCheckpointingLayer", None)
+    return layers is not None and isinstance(module, layers)
+
+
 def checkpoint_block(block: nn.Module) -> None:
     """Checkpoint the activations of `block`, as `snippet_of()` does."""
-    if hasattr(block, FLAG):
+    if _is_of_transformers(block):
         setattr(block, FLAG, True)
         setattr(block, FUNCTION, partial(checkpoint, use_reentrant=False))
     else:
@@ -70,7 +87,8 @@ def checkpoint_block(block: nn.Module) -> None:
 
 def is_checkpointed_by_transformers(block: nn.Module) -> bool:
     """Return true if the flag of transformers is set."""
-    return bool(getattr(block, FLAG, False)) and torch.is_grad_enabled() and block.training
+    is_set = _is_of_transformers(block) and bool(getattr(block, FLAG))
+    return is_set and torch.is_grad_enabled() and block.training
 
 
 def snippet_of(blocks: Iterable[Block]) -> str:

@@ -1,7 +1,7 @@
 """Search for combinations of remedies by simulating them.
 
 Operations of checkpointed blocks add up, but peaks do not: which blocks are recomputed decides when the peak is, and
-fragmentation decides how much is reserved. So each combination is simulated. Blocks of one kind (`Block.kind`) are
+fragmentation decides how much is reserved. So each combination is simulated. Blocks of one group (`Block.group`) are
 interchangeable except for their position, so only the first and the last of a kind are tried at a time.
 """
 
@@ -164,7 +164,7 @@ class _Search:
                 self._sorted_blocks((*self._without(chosen, block), other))
                 for block in self._first_and_last(chosen)
                 for other in self._first_and_last(unchosen)
-                if other.kind != block.kind
+                if other.group != block.group
             ]
             runs = ((self._run(self._with_blocks(others, trial)), trial) for trial in (*left_out, *exchanged))
             better = [(self._empty.cost(one), trial) for one, trial in runs if self._fits(one)]
@@ -186,7 +186,7 @@ class _Search:
             return
         for count in _coarse_to_fine(len(self._blocks)):
             self._run(self._with_blocks(others, self._blocks[:count]))
-        for is_growing in (True, False) if len({block.kind for block in self._blocks}) > 1 else ():
+        for is_growing in (True, False) if len({block.group for block in self._blocks}) > 1 else ():
             chosen: Sequence[Block] = () if is_growing else self._blocks
             for _ in self._blocks:
                 chosen = self._next(others, chosen, is_growing)
@@ -244,8 +244,8 @@ class _Search:
     @staticmethod
     def _first_and_last(blocks: Sequence[Block]) -> list[Block]:
         """Return the first and the last block of each kind."""
-        ordered = sorted(blocks, key=lambda block: block.kind)
-        groups = (list(group) for _, group in groupby(ordered, key=lambda block: block.kind))
+        ordered = sorted(blocks, key=lambda block: block.group)
+        groups = (list(group) for _, group in groupby(ordered, key=lambda block: block.group))
         return [block for group in groups for block in dict.fromkeys((group[0], group[-1]))]
 
 
