@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -517,8 +519,35 @@ def test_program_that_fails_or_dies_is_reported() -> None:
         check_init(waiting, "fsdp=2")
     with pytest.raises(torchext.RankFailedError, match="needs a plan"):
         check_init(build, "tp=2", engine="tp")
-    with pytest.raises(torchext.RankFailedError, match="returned a int: expected a module"):
+    with pytest.raises(torchext.RankFailedError, match="`build`: expected a module, got int"):
         check_init(lambda: 1, "fsdp=2")  # type: ignore[arg-type,return-value]
+
+
+def test_error_names_the_rank() -> None:
+    def failing_in(number: int, size: int) -> nn.Module:
+        if (rank(), int(os.environ["WORLD_SIZE"])) == (number, size):
+            raise KeyError("missing")
+        return build()
+
+    with pytest.raises(torchext.RankFailedError, match=r"^The program failed in rank 1:\nTraceback(.*\n)*KeyError"):
+        check_init(lambda: failing_in(1, 2), "fsdp=2")
+    with pytest.raises(torchext.RankFailedError, match=r"^The program failed in the one process that"):
+        check_init(lambda: failing_in(0, 1), "fsdp=2")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the calls succeed on a GPU")
+def test_error_of_a_device_says_that_ranks_run_on_the_cpu() -> None:
+    def on_gpu() -> nn.Module:
+        torch.cuda.set_device(rank())
+        return build()
+
+    def on_mesh_of_gpus() -> nn.Module:
+        init_device_mesh("cuda", (2,))
+        return build()
+
+    for program in (on_gpu, on_mesh_of_gpus):
+        with pytest.raises(torchext.RankFailedError, match="check-init runs on the CPU: use the mesh that is passed"):
+            check_init(program, "fsdp=2")
 
 
 def test_process_is_not_changed() -> None:
@@ -595,3 +624,15 @@ def test_module_that_exits_while_it_is_imported_is_no_success(
     monkeypatch.syspath_prepend(tmp_path)
     assert command_line.main(["check-init", "without_main_guard:build", "--mesh", "fsdp=2"]) == 1
     assert 'put the code that runs the program under `if __name__ == "__main__":`' in capsys.readouterr().err
+
+
+def test_output_before_an_error_is_kept_and_messages_are_on_their_own_lines(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text("import os\ndef build():\n  print('before')\n  raise KeyError('missing')\n")
+    (tmp_path / "dying.py").write_text("import os\ndef build():\n  os._exit(7)\n")
+    errors = {}
+    for name in ("failing", "dying"):
+        command = [sys.executable, "-m", "torchext", "check-init", f"{name}:build", "--mesh", "fsdp=2"]
+        errors[name] = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+    assert errors["failing"].startswith("before\nThe program failed in rank 0:\n")
+    assert errors["failing"].endswith("KeyError: 'missing'\ntorchext check-init: failing:build failed\n")
+    assert errors["dying"].endswith("ended with exit code 7.\ntorchext check-init: dying:build failed\n")

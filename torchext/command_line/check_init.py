@@ -103,7 +103,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         print(error_text(error, parser.prog), file=sys.stderr)
         return FAILED
     except RankFailedError as error:
-        print(f"{error}{parser.prog}: {options.function} failed", file=sys.stderr)
+        print(f"{str(error).rstrip()}\n{parser.prog}: {options.function} failed", file=sys.stderr)
         return FAILED
     code = DIFFERENT if found.is_different else 0 if found.is_same else UNKNOWN
     if not options.quiet and options.json != terminal.STDOUT:

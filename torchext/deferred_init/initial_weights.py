@@ -63,7 +63,7 @@ class _Program:
         with recording() if self.deferred else nullcontext():
             module = self.build(mesh) if _takes_mesh(self.build) else self.build()
         if not isinstance(module, Module):
-            raise TypeError(f"`build` returned a {type(module).__name__}: expected a module.")
+            raise TypeError(f"`build`: expected a module, got {type(module).__name__}.")
         module = apply_engine(module, mesh, self.engine, self.plan)
         # Tensors that nothing initializes are not the same: in a job they have the values that the memory had.
         initialize_meta(module, self.initialize, filler=0 if job.is_reference else 1)

@@ -20,6 +20,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import prod
@@ -42,6 +43,8 @@ T = TypeVar("T")
 BACKEND = "lone"
 PATIENCE = timedelta(seconds=1)
 """The time after which a read of the store raises an error: no other rank runs."""
+DEVICE_FOLDERS = tuple(f"{Path(torch.__file__).parent / one}{os.sep}" for one in ("cuda", "accelerator"))
+ON_CPU = "\ncheck-init runs on the CPU: use the mesh that is passed, and guard set_device()."
 PR_SET_PDEATHSIG = 1  # `linux/prctl.h`
 FRESH_SEED = 67280421310721  # `c10::default_rng_seed_val`
 
@@ -74,6 +77,11 @@ class Job:
         return prod(self.sizes.values())
 
     @property
+    def name(self) -> str:
+        """The name of this rank in errors."""
+        return "the one process that ranks are compared with" if self.is_reference else f"rank {self.rank}"
+
+    @property
     def disagreement(self) -> Path:
         """A file that exists once ranks have recorded different values, so that the job would send those of one."""
         return self.folder / "disagreement"
@@ -97,14 +105,14 @@ def run_rank(job: Job, function: Callable[[Job], T]) -> T:
         is_done, result = receiver.recv()
     except EOFError:
         process.join()
-        raise RankFailedError(f"The process of rank {job.rank} ended with exit code {process.exitcode}.") from None
+        raise RankFailedError(f"The process of {job.name} ended with exit code {process.exitcode}.") from None
     finally:
         receiver.close()
         if sys.exc_info()[0] is not None:
             process.kill()
         process.join()
     if not is_done:
-        raise RankFailedError(result)
+        raise RankFailedError(f"The program failed in {job.name}:\n{result}")
     return result  # type: ignore[no-any-return]
 
 
@@ -122,12 +130,20 @@ def _run(job: Job, function: Callable[[Job], object], sender: Connection, parent
         result = False, _text_of(error)
     sender.send(result)
     sender.close()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the program may have replaced or closed them
+            stream.flush()
     os._exit(0)  # no destructors and exit handlers of the parent
 
 
 def _text_of(error: BaseException) -> str:
     """Return the traceback from the first frame outside of this package, or only the message of our own errors."""
+    files = [one.filename for one in traceback.extract_tb(error.__traceback__)]
+    needs_device = "CUDA" in str(error) or any(one.startswith(DEVICE_FOLDERS) for one in files)
+    return _traceback_of(error).rstrip() + (ON_CPU if needs_device else "")
+
+
+def _traceback_of(error: BaseException) -> str:
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         frame = frame.tb_next
