@@ -45,7 +45,7 @@ PATIENCE = timedelta(seconds=1)
 """The time after which a read of the store raises an error: no other rank runs."""
 DEVICE_FOLDERS = tuple(f"{Path(torch.__file__).parent / one}{os.sep}" for one in ("cuda", "accelerator"))
 ON_CPU = "\ncheck-init runs on the CPU: use the mesh that is passed, and guard set_device()."
-PR_SET_PDEATHSIG = 1  # `linux/prctl.h`
+PR_SET_PDEATHSIG = 1
 FRESH_SEED = 67280421310721  # `c10::default_rng_seed_val`
 
 
