@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +277,15 @@ def test_wrong_flags_are_refused(tmp_path: Path, flags: list[str], message: str)
     done = dry_run(tmp_path, *flags)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_compiled_steps_are_advised_as_eager_ones() -> None:
+    def make_step(compile_model: bool) -> Callable[[], None]:
+        layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))).cuda()
+        model = torch.compile(mode="default")(layers) if compile_model else layers
+        return lambda: model(torch.ones(8, 64, device="cuda")).sum().backward()
+
+    original = torch.compile
+    compiled, eager = (advise(partial(make_step, one), "H100", target="60GiB", runs=2) for one in (True, False))
+    assert compiled.to_dict() == eager.to_dict()
+    assert torch.compile is original

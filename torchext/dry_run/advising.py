@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from ..fake.gpus import FakeGPU
-from ..memory.advice import UNLIMITED, Advice, Outcome, frees_its_cache
+from ..memory.advice import Advice, Outcome, outcome_on
 from ..memory.remedies import Arguments, Remedy, remedies_for
 from ..memory.searching import LimitReachedError, Limits, search
 from ..tools.sizes import bytes_of
@@ -117,17 +117,13 @@ class _Simulation:
         first, launch = self._processes, self._processes.launch
         added = [part for one in remedies if isinstance(one, Arguments) for part in one.arguments]
         launch = replace(launch, program=[*launch.program, *added])
-        capacity = first.gpu.memory - first.gpu.context
 
         def run(gpu: FakeGPU) -> Outcome:
             with RankProcesses(self._options, launch, gpu, first.goal, remedies, is_shown=False) as processes:
                 return _outcome(processes.report_of(self._rank), remedies)
 
         try:
-            outcome = run(replace(first.gpu, memory=UNLIMITED))
-            if frees_its_cache(outcome, capacity):
-                outcome = run(first.gpu)
-            outcome = replace(outcome, fits=outcome.fits and outcome.peak_reserved <= capacity)
+            outcome = outcome_on(first.gpu, run)
         except KeyboardInterrupt:
             raise LimitReachedError from None
         self._count += 1

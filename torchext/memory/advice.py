@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
+from ..fake import FakeGPU
 from ..tools.results import Column, Table
 from .remedies import Accumulate, Checkpoint, Numerics, Remedy
 from .reports import in_units
 
-__all__ = ["UNLIMITED", "Advice", "Outcome", "frees_its_cache"]
+__all__ = ["UNLIMITED", "Advice", "Outcome", "outcome_on"]
 
 UNLIMITED = 1 << 50  # bytes: more than any device has, to measure the memory that a program needs
-
-
-class _Peaks(Protocol):
-    @property
-    def peak_allocated(self) -> int: ...
-    @property
-    def peak_reserved(self) -> int: ...
-
-
-def frees_its_cache(unlimited: _Peaks, capacity: int) -> bool:
-    """Return true if a run may fit only because the allocator frees its cache when the GPU is full.
-
-    A run that reserves less without a limit is the same with it, and one that allocates more does not fit.
-    """
-    return unlimited.peak_allocated <= capacity < unlimited.peak_reserved
 
 
 @dataclass(frozen=True)
@@ -95,6 +81,26 @@ class Outcome:
 
     def __repr__(self) -> str:
         return f"Outcome({self.name}: {in_units(self.peak_reserved)} reserved)"
+
+
+def outcome_on(gpu: FakeGPU, run: Callable[[FakeGPU], Outcome]) -> Outcome:
+    """Run a program with unlimited memory, and on `gpu` if the answer depends on it.
+
+    A run that reserves less than the GPU has is the same on it, and one that allocates more does not fit. A run between
+    these may fit, because the allocator frees its cache when the GPU is full.
+
+    Args:
+        gpu: The GPU.
+        run: Runs the program on a GPU.
+
+    Returns:
+        The run on `gpu`; if the program does not fit, the memory that it needs.
+    """
+    capacity = gpu.memory - gpu.context
+    outcome = run(replace(gpu, memory=UNLIMITED))
+    if outcome.peak_allocated <= capacity < outcome.peak_reserved and (limited := run(gpu)).fits:
+        return limited
+    return replace(outcome, fits=outcome.fits and outcome.peak_reserved <= capacity)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -12,9 +11,9 @@ from ..fake import FakeGPU
 from ..tools.checks import check_is_int
 from ..tools.flops import counting_flops
 from ..tools.sizes import bytes_of
-from .advice import UNLIMITED, Advice, Outcome, frees_its_cache
+from .advice import Advice, Outcome, outcome_on
 from .applying import Application, applying
-from .fitting import Fit, check_types, measure, one_gpu
+from .fitting import check_types, measure, one_gpu
 from .remedies import KINDS, Accumulate, Arguments, Checkpoint, Findings, HalfPrecision, Remedy, remedies_for
 from .searching import Limits, search
 from .tracking import PINNED
@@ -41,6 +40,8 @@ def advise(
 
     The step itself is not changed: each remedy is applied for the duration of a run on a fake GPU. Each result is that
     of a run, also those of combinations.
+
+    `torch.compile()` in `make_step` is ignored, as in dry runs: the memory is that of the eager program.
 
     Args:
         make_step: Builds the model, the optimizer and the batch on "cuda", and returns a function that runs one step.
@@ -134,25 +135,18 @@ class _Simulation:
         self.findings = Findings()
 
     def run(self, remedies: tuple[Remedy, ...], *, is_baseline: bool = False) -> Outcome:
-        """Run the program with unlimited memory, and again with that of the GPU if the answer depends on it."""
-        key = tuple(remedy for remedy in remedies if not remedy.keeps_operations)
-        capacity = self._gpu.memory - self._gpu.context
+        """Run the program with `remedies`."""
         try:
-            fit = self._measure(remedies, replace(self._gpu, memory=UNLIMITED), key)
-            fits = fit.peak_reserved <= capacity
-            if frees_its_cache(fit, capacity):
-                limited = self._measure(remedies, self._gpu, key)
-                fits, fit = limited.fits, limited if limited.fits else fit
+            outcome = outcome_on(self._gpu, lambda gpu: self._measure(remedies, gpu))
         except Exception as error:
             if is_baseline:
                 raise
             return Outcome(remedies, False, 0, 0, error=_first_line(error))
-        pinned = fit.memory.peak_allocated(PINNED).allocated if PINNED in fit.memory.places else 0
-        outcome = Outcome(remedies, fits, fit.peak_reserved, fit.peak_allocated, self._flops.get(key), pinned)
         logger.info("%r", outcome)
         return outcome
 
-    def _measure(self, remedies: tuple[Remedy, ...], gpu: FakeGPU, key: tuple[Remedy, ...]) -> Fit:
+    def _measure(self, remedies: tuple[Remedy, ...], gpu: FakeGPU) -> Outcome:
+        key = tuple(remedy for remedy in remedies if not remedy.keeps_operations)
         with applying(remedies) as application:
 
             def program() -> Callable[[], Any]:
@@ -171,7 +165,8 @@ class _Simulation:
             fit = measure(program, gpu, values=self._values, afterwards=count)
             if not remedies:
                 self.findings = application.findings
-        return fit
+        pinned = fit.memory.peak_allocated(PINNED).allocated if PINNED in fit.memory.places else 0
+        return Outcome(remedies, fit.fits, fit.peak_reserved, fit.peak_allocated, self._flops.get(key), pinned)
 
     def _step(self, application: Application) -> Callable[[], Any]:
         size = next((one.batch for one in application.remedies if isinstance(one, Accumulate)), self._batch)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from .. import _C
 from ..fake.checks import is_fake_tensor, is_wrapper_of_fakes
 from ..tools.leases import Lease
 from .blocks import Block, blocks_of, is_checkpointed_by_transformers
@@ -309,8 +310,18 @@ def _noting_backward(original: Callable[..., None]) -> Callable[..., None]:
     return backward
 
 
+def _ignoring(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not _C.are_factories_fake():
+            return original(model, *args, **kwargs)
+        return model if model is not None else lambda function: function
+
+    return call
+
+
 def _install() -> None:
     patch = _while_applied.patch
+    patch(torch, "compile", _ignoring, "traces hooks of modules, which apply remedies")
     patch(nn.functional, "cross_entropy", _dividing_losses, "computes the loss of all tokens at once")
     for owner in (Optimizer, nn.Module):
         patch(owner, "zero_grad", _zeroing, "may keep gradients")
