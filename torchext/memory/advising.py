@@ -79,7 +79,7 @@ def advise(
         ...     return step
         >>> advice = advise(make_step, target="6GiB", remedies=["checkpointing"], seconds=None)
         >>> advice.solution.name
-        'checkpoint 5 of 6 blocks'
+        'checkpoint 1 of 6 blocks'
     """
     check_types("advise", "a function that returns a step", make_step, values)
     device = one_gpu(gpu)
