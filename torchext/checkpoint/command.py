@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import ast
 import errno
-import importlib
 import importlib.util
 import inspect
 import os
-import pkgutil
 import re
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -26,12 +23,13 @@ from torch.nn import Module
 from .. import _C, terminal
 from ..deferred_init import deferred_init, is_deferred
 from ..tools.sizes import bytes_of, readable
+from ..user_functions import FAILED, MisuseError, ProgramError, find_function, report_error
 from .contents import SUFFIX
 from .saving import LEAST_MEMORY, Plan, check_target, plan_checkpoint, save_safetensors
 
-__all__ = ["MisuseError", "ProgramError", "configure", "error_text", "find_function", "main"]
+__all__ = ["configure", "main"]
 
-FAILED, MISUSED, DOES_NOT_FIT = 1, 2, 3
+DOES_NOT_FIT = 3
 DESCRIPTION = """\
 Write the checkpoint that a model has after its construction, in bounded memory.
 
@@ -59,16 +57,6 @@ FLAGS = {
     "`dtype`": "--dtype",
     "`resume=True`": "--resume",
 }
-# The beginnings of the names of files whose frames call the function of the user: this package and the import system.
-CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen importlib", str(Path(importlib.__file__).parent))
-
-
-class MisuseError(Exception):
-    """An error in the arguments."""
-
-
-class ProgramError(Exception):
-    """An error in the code of the user; its cause is the error."""
 
 
 class _Model(NamedTuple):
@@ -89,12 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         return _run_checked(options)
-    except MisuseError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return MISUSED
-    except ProgramError as error:
-        print(error_text(error, parser.prog), file=sys.stderr)
-        return FAILED
+    except (MisuseError, ProgramError) as error:
+        return report_error(parser, error)
     except MemoryError as error:
         print(f"{parser.prog}: {_with_flags(str(error))}", file=sys.stderr)
         return DOES_NOT_FIT
@@ -117,15 +101,6 @@ def _with_flags(message: str) -> str:
     for argument, flag in FLAGS.items():
         message = message.replace(argument, flag)
     return message
-
-
-def error_text(error: ProgramError, command: str) -> str:
-    """Return the message of `error`, after the traceback of its cause from the first frame of the user's code."""
-    cause = error.__cause__ or error
-    frame = cause.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(CALLERS):
-        frame = frame.tb_next
-    return f"{''.join(traceback.format_exception(type(cause), cause, frame))}{command}: {error}"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -229,44 +204,6 @@ def _size(options: argparse.Namespace, name: str) -> int:
 
 
 # ---- The model ----
-
-
-def find_function(name: str) -> Callable[..., Any]:
-    """Return the function or class `MODULE:FUNCTION`.
-
-    Raises:
-        MisuseError: The name is wrong.
-        ProgramError: Importing the module failed.
-    """
-    module_name, _, path = name.partition(":")
-    if not module_name or not path:
-        raise MisuseError(f"expected MODULE:FUNCTION, as in my_models.llama:build, got {name!r}")
-    if module_name.endswith(".py"):
-        module = ".".join(Path(module_name).with_suffix("").parts)
-        raise MisuseError(f"{name!r}: expected the name of a module, got a file. Did you mean {module}:{path}?")
-    if not {"", str(Path.cwd())} & set(sys.path):  # as for `python -m`; a script has its own folder there instead
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        near = terminal.suggestion(str(error.name), (module.name for module in pkgutil.iter_modules()))
-        raise MisuseError(f"{name!r}: the module {error.name!r} does not exist{near}") from error
-    except SystemExit as error:
-        raise ProgramError(
-            f"importing {module_name} called sys.exit(): put the code that runs the program under "
-            '`if __name__ == "__main__":`'
-        ) from error
-    except Exception as error:
-        raise ProgramError(f"importing {module_name} failed") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            owner = getattr(found, "__name__", module_name)
-            near = terminal.suggestion(part, dir(found))
-            raise MisuseError(f"{name!r}: {owner!r} has no attribute {part!r}{near}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise MisuseError(f"{name!r}: expected a function or a class, got an object of type {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
 
 
 def _function(name: str, arguments: Sequence[str]) -> _Model:

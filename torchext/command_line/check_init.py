@@ -6,15 +6,15 @@ import argparse
 import sys
 
 from .. import terminal
-from ..checkpoint.command import MisuseError, ProgramError, error_text, find_function
 from ..deferred_init import check_init
 from ..deferred_init.engines import ENGINES
 from ..deferred_init.initial_weights import parse_mesh
 from ..errors import RankFailedError
+from ..user_functions import FAILED, MISUSED, MisuseError, ProgramError, find_function, report_error
 
 __all__ = ["configure"]
 
-FAILED, MISUSED, DIFFERENT, UNKNOWN = 1, 2, 3, 4
+DIFFERENT, UNKNOWN = 3, 4
 
 DESCRIPTION = """\
 Compare the initial weights of each rank of a job with those of one process, bit for bit. Each rank runs alone on the
@@ -96,12 +96,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             deferred=options.deferred,
             ranks=options.rank,
         )
-    except (MisuseError, ValueError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return MISUSED
-    except ProgramError as error:
-        print(error_text(error, parser.prog), file=sys.stderr)
-        return FAILED
+    except (MisuseError, ProgramError) as error:
+        return report_error(parser, error)
+    except ValueError as error:
+        return report_error(parser, MisuseError(error))
     except RankFailedError as error:
         print(f"{str(error).rstrip()}\n{parser.prog}: {options.function} failed", file=sys.stderr)
         return FAILED
