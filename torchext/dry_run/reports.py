@@ -11,7 +11,7 @@ from ..fake.assumed_values import INTEGER, KINDS, SHAPE
 from ..memory.plots import page_of
 from ..memory.reports import in_units
 from .progress import FORWARD
-from .time_bounds import sentence
+from .time_bounds import HEADINGS, operator_rows, sentence
 
 __all__ = ["fits", "html_report", "html_tables", "operations", "text_report", "verdict"]
 
@@ -113,21 +113,7 @@ def _tables(rank: Content) -> Iterable[tuple[str, Row, list[Row]]]:
         ],
     )
     if rank.get("bound"):
-        yield (
-            f"Least time of operators in a {rank['unit']}",
-            ("time", "calls", "bound by", "operator", "module", "line"),
-            [
-                (
-                    f"{one['seconds']:.3g} s",
-                    one["calls"],
-                    one["bounded_by"],
-                    one["operator"],
-                    one["module"],
-                    one["line"],
-                )
-                for one in rank["bound"]["operators"]
-            ],
-        )
+        yield f"Least time of operators in a {rank['unit']}", HEADINGS, [*operator_rows(rank["bound"])]
     yield (
         "Files that the program would have changed",
         ("path", "change", "bytes"),

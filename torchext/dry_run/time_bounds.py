@@ -43,7 +43,16 @@ from .places import ModuleNames, place_here
 from .timeline import Event, Finish, Issue, Run, Wait, least_time
 from .work import certain_flops, gpu_of, rate_of, traffic_of
 
-__all__ = ["BoundingOperator", "Recording", "TimeBound", "bound_time"]
+__all__ = [
+    "HEADINGS",
+    "BoundingOperator",
+    "Recording",
+    "TimeBound",
+    "bound_time",
+    "operator_rows",
+    "sentence",
+    "why_unbounded",
+]
 
 MOST_OPERATORS = 10
 
@@ -113,10 +122,8 @@ class TimeBound:
         return {**asdict(self), "rates": rates, "operators": [asdict(one) for one in self.operators]}
 
     def _table(self) -> Table:
-        columns = [Column("time", lambda value: f"{value:.3g} s", is_number=True), Column("calls", is_number=True)]
-        columns += [Column("bound by"), Column("operator"), Column("module"), Column("line")]
-        rows = [(one.seconds, one.calls, one.bounded_by, one.operator, one.module, one.line) for one in self.operators]
-        return Table(columns, rows)
+        columns = [Column(name, is_number=name in ("time", "calls")) for name in HEADINGS]
+        return Table(columns, operator_rows(self.to_dict()))
 
     def __str__(self) -> str:
         return f"{sentence(self.to_dict(), 'step')}\n\n{self._table()}"
@@ -131,6 +138,15 @@ def sentence(bound: Any, unit: str) -> str:
     network = f", {bound['not_overlapped']:.3g} of it not overlapped" if bound["network"] else ""
     mfu = "" if bound["utilization"] is None else f"; MFU is at most {100 * bound['utilization']:.0f} %"
     return f"A {unit} takes at least {bound['seconds']:.3g} s ({parts}{network}){mfu}."
+
+
+HEADINGS = ("time", "calls", "bound by", "operator", "module", "line")
+
+
+def operator_rows(bound: Any) -> list[tuple[str, ...]]:
+    """Return the bounding operators in the content of a bound as rows of a table with `HEADINGS`."""
+    names = ("calls", "bounded_by", "operator", "module", "line")
+    return [(f"{one['seconds']:.3g} s", *(str(one[name]) for name in names)) for one in bound["operators"]]
 
 
 def bound_time(step: Callable[[], object]) -> TimeBound:

@@ -16,7 +16,7 @@ A lower bound of time counts only work that every implementation of the operator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from itertools import chain
 from math import prod
@@ -105,61 +105,40 @@ def _parameters(packet: Any) -> tuple[str, ...]:
 
 # ---- Memory
 
-Select = Callable[[tuple[Any, ...]], Iterable[Any]]
-
-
-def _all(args: tuple[Any, ...]) -> Iterable[Any]:
-    return args
-
-
-def _second(args: tuple[Any, ...]) -> Iterable[Any]:
-    return args[1:2]
-
-
-def _none(args: tuple[Any, ...]) -> Iterable[Any]:
-    return ()
-
-
-def _first_two(args: tuple[Any, ...]) -> Iterable[Any]:
-    return args[:2]
-
-
-def _first(args: tuple[Any, ...]) -> Iterable[Any]:
-    return args[:1]
-
+ALL, NONE, FIRST, FIRST_TWO, SECOND = slice(None), slice(0), slice(1), slice(2), slice(1, 2)
 
 # The arguments that an operator certainly reads. Its results are written.
-TABLE: dict[str, Select] = {
-    **dict.fromkeys(PRODUCTS | CONVOLUTIONS, _all),
-    **dict.fromkeys(("convolution_backward", "nll_loss_backward"), _first),
-    **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "prod", "amax", "amin", "argmax", "argmin"), _first),
-    **dict.fromkeys(("norm", "linalg_vector_norm", "logsumexp", "cumsum", "_softmax", "_log_softmax"), _first),
-    **dict.fromkeys(("native_layer_norm", "native_batch_norm", "cudnn_batch_norm", "native_group_norm"), _first),
-    **dict.fromkeys(("_fused_rms_norm", "native_dropout", "_to_copy"), _first),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _first_two),
-    **dict.fromkeys(("native_layer_norm_backward", "native_batch_norm_backward"), _first_two),
-    **dict.fromkeys(("cudnn_batch_norm_backward", "native_dropout_backward", "_fused_rms_norm_backward"), _first_two),
-    **dict.fromkeys(("cat", "stack", "clone"), _first),
-    **dict.fromkeys(("copy_", "_foreach_copy_"), _second),
-    **dict.fromkeys(("where", "masked_fill", "masked_fill_", "tril", "triu", "index", "index_select", "gather"), _none),
-    **dict.fromkeys(("zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros"), _none),
-    **dict.fromkeys(("fill_", "zero_", "_foreach_zero_", "normal_", "uniform_", "bernoulli_"), _none),
+TABLE: dict[str, slice] = {
+    **dict.fromkeys(PRODUCTS | CONVOLUTIONS, ALL),
+    **dict.fromkeys(("convolution_backward", "nll_loss_backward"), FIRST),
+    **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "prod", "amax", "amin", "argmax", "argmin"), FIRST),
+    **dict.fromkeys(("norm", "linalg_vector_norm", "logsumexp", "cumsum", "_softmax", "_log_softmax"), FIRST),
+    **dict.fromkeys(("native_layer_norm", "native_batch_norm", "cudnn_batch_norm", "native_group_norm"), FIRST),
+    **dict.fromkeys(("_fused_rms_norm", "native_dropout", "_to_copy"), FIRST),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), FIRST_TWO),
+    **dict.fromkeys(("native_layer_norm_backward", "native_batch_norm_backward"), FIRST_TWO),
+    **dict.fromkeys(("cudnn_batch_norm_backward", "native_dropout_backward", "_fused_rms_norm_backward"), FIRST_TWO),
+    **dict.fromkeys(("cat", "stack", "clone"), FIRST),
+    **dict.fromkeys(("copy_", "_foreach_copy_"), SECOND),
+    **dict.fromkeys(("where", "masked_fill", "masked_fill_", "tril", "triu", "index", "index_select", "gather"), NONE),
+    **dict.fromkeys(("zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros"), NONE),
+    **dict.fromkeys(("fill_", "zero_", "_foreach_zero_", "normal_", "uniform_", "bernoulli_"), NONE),
     **dict.fromkeys(
-        ("embedding", "embedding_dense_backward", "select_backward", "slice_backward", "max_pool2d_with_indices"), _none
+        ("embedding", "embedding_dense_backward", "select_backward", "slice_backward", "max_pool2d_with_indices"), NONE
     ),
-    "max_pool2d_with_indices_backward": _first,
-    **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_"), _all),
+    "max_pool2d_with_indices_backward": FIRST,
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_"), ALL),
 }
 
 
 @cache
-def _reads_of(packet: Any) -> Select | None:
+def _reads_of(packet: Any) -> slice | None:
     """Return what an operator certainly reads; None if its traffic is unknown."""
     name = packet.__name__
     if name in TABLE:
         return TABLE[name]
     is_pointwise = torch.Tag.pointwise in getattr(packet, packet.overloads()[0]).tags
-    return _all if is_pointwise or name.startswith("_foreach_") else None
+    return ALL if is_pointwise or name.startswith("_foreach_") else None
 
 
 def traffic_of(packet: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
@@ -177,7 +156,7 @@ def traffic_of(packet: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, A
         given = {_storage(one) for one in _tensors((args, kwargs))}
         if any(_storage(one) in given for one in written):
             return 0, 0
-    return _distinct_bytes(_tensors(tuple(reads(args)))), _distinct_bytes(written)
+    return _distinct_bytes(_tensors(args[reads])), _distinct_bytes(written)
 
 
 def gpu_of(values: Any) -> int | None:
