@@ -1,9 +1,9 @@
 """Runs the ranks of a job one after the other, with real tensors on the CPU.
 
-Each rank runs in a forked process with a process group whose other ranks do not run. A rank that
-broadcasts or scatters posts the values, so ranks that run later receive them, as in the job. Other collectives depend
-on values that do not exist. They behave as if all ranks had the values of this rank. A second run of the rank adds 1 to
-their results: tensors that differ between the two runs depend on other ranks.
+Each rank runs in a forked process with a process group whose other ranks do not run. A rank that broadcasts or scatters
+posts the values, so ranks that run later receive them, as in the job. Other collectives depend on values that do not
+exist. They behave as if all ranks had the values of this rank. A second run of the rank changes their results: tensors
+that differ between the two runs depend on other ranks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Job:
         rank: The rank.
         folder: The directory for the values that ranks send.
         sends: Whether deferred tensors are sent instead of recomputed, because ranks have recorded different values.
-        is_perturbed: Whether to add 1 to the results of collectives that need values of other ranks.
+        is_perturbed: Whether to change the results of collectives that need values of other ranks.
         is_reference: Whether it is the one process that ranks are compared with.
         unknown: The collectives that need values of other ranks, with their lines.
     """

@@ -178,7 +178,8 @@ class _Search:
     def explore(self) -> None:
         """Checkpoint the first blocks; of several kinds, also one more at a time, and one fewer at a time.
 
-        The other remedies are those of the solution. The first blocks of one kind are the best ones: the others are
+        The other remedies are those that lower the peak cheaply, or those with which fewer blocks made the program
+        fit. The first blocks of one kind are the best ones: the others are
         freed before the first ones are recomputed.
         """
         others = self._others
