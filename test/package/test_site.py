@@ -27,7 +27,7 @@ import torchext
 SITE = ROOT / "build" / "docs" / "html"
 NOT_PUBLIC = {
     *("torchext.command_line", "torchext.dynamo", "torchext.installation", "torchext.terminal", "torchext.tools"),
-    "torchext.version",
+    *("torchext.user_functions", "torchext.version"),
 }
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
