@@ -165,19 +165,8 @@ dtype-facts: build ## Record the dtypes that operators reject in CUDA's host cod
 gpu: build ## Run the tests that need a GPU, and print the table for docs/reference/proof.md
 	$(PYTHON) -m pytest test -m cuda -n 8 --dist worksteal --proof-table
 
-bench: build ## Run the benchmarks, which compare with plain PyTorch
-	$(PYTHON) benchmarks/deferred_init.py
-	$(PYTHON) benchmarks/materialize.py
-	$(PYTHON) benchmarks/fills.py
-	$(PYTHON) benchmarks/external_tensors.py
-	$(PYTHON) benchmarks/fake_dispatch.py
-	$(PYTHON) benchmarks/inference_mode.py
-	$(PYTHON) benchmarks/compile.py
-	$(PYTHON) benchmarks/metadata_getters.py
-	$(PYTHON) benchmarks/amp.py
-	$(PYTHON) benchmarks/patches.py
-	$(PYTHON) benchmarks/dry_run.py
-	$(PYTHON) benchmarks/checkpoint.py
+bench: build ## Measure all speeds, and name those that became slower than in docs/reference/speed.md
+	$(PYTHON) benchmarks/table.py
 
 build: $(STATE)/built ## Compile the extension in place
 

@@ -37,6 +37,13 @@ GETTERS = {
 SHAPES = ((0,), (64, 2048))
 
 
+def compile_loops() -> ModuleType:
+    """Return the compiled loops of metadata_getters.cpp."""
+    source = Path(__file__).with_suffix(".cpp")
+    loops: ModuleType = cpp_extension.load(name=source.stem, sources=[str(source)], extra_cflags=["-O3"])
+    return loops
+
+
 def measure(loops: ModuleType, getter: str, shape: tuple[int, ...], calls: int, repeats: int) -> list[float]:
     """Return the median nanoseconds of a call on a real, a fake and a deferred tensor."""
     real = torch.ones(shape)
@@ -57,8 +64,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="number of measurements for the median")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    source = Path(__file__).with_suffix(".cpp")
-    loops = cpp_extension.load(name=source.stem, sources=[str(source)], extra_cflags=["-O3"])
+    loops = compile_loops()
     print("One call from C++, nanoseconds (medians)\n")
     print(
         "call".ljust(18)

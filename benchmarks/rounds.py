@@ -1,0 +1,338 @@
+"""The rows of the table of `make bench`, in groups.
+
+A group prepares its state once and returns a function that measures one round: each row once, alternately with its
+peer, so that noise affects both. The operators and models are those of the other scripts in this folder, which print
+more columns.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = ["GROUPS", "Round", "Sample"]
+
+
+class Sample(NamedTuple):
+    """One measurement of a row: what it costs here, and what its peer costs, in seconds or bytes."""
+
+    row: str
+    ours: float
+    peer: float
+    limit: float | None = None
+    """What it costs at least: the physical limit, measured in the same round."""
+    at_most: float | None = None
+    """The ratio to the peer that the project aims at."""
+
+
+Round = Callable[[], Iterator[Sample]]
+
+
+def seconds(run: Callable[[], object], calls: int = 1) -> float:
+    """Return the duration of one call. Results are freed before the clock stops only if `run` frees them."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def collected(run: Callable[[], object]) -> float:
+    """Return the duration of one call that starts without garbage. Its result is freed afterwards."""
+    gc.collect()
+    start = time.perf_counter()
+    result = run()
+    duration = time.perf_counter() - start
+    del result
+    return duration
+
+
+def fake_calls() -> Round:
+    """Warm calls on fakes, by the real calls."""
+    from benchmarks.fake_dispatch import CASES, GETTERS, make_arguments
+    from torchext.fake import fake_like, fake_mode
+
+    torch.set_num_threads(1)
+    cases: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
+    for name, case in CASES.items():
+        real = make_arguments(case)
+        fake = [fake_like(tensor) for tensor in real]
+        cases[name] = partial(case.run, *fake), partial(case.run, *real)
+    for name, getter in GETTERS.items():
+        real_one = torch.ones(10, 10)
+        cases[name] = partial(getter, fake_like(real_one)), partial(getter, real_one)
+
+    def measure() -> Iterator[Sample]:
+        for name, (fake, real) in cases.items():
+            with fake_mode():
+                fake()
+                ours = seconds(fake, 2000)
+            real()
+            yield Sample(f"fake call: {name}, by the real call", ours, seconds(real, 2000), at_most=1.1)
+
+    return measure
+
+
+def fake_steps() -> Round:
+    """A training step of the Llama-2-7B shape on fakes, by PyTorch's FakeTensorMode."""
+    from benchmarks.fake_dispatch import PHASES, train_llama
+    from torchext.fake import fake_mode
+
+    def phases(mode: AbstractContextManager[Any]) -> dict[str, float]:
+        gc.collect()
+        with mode:
+            return train_llama(8)
+
+    phases(fake_mode())
+
+    def measure() -> Iterator[Sample]:
+        ours, peer = phases(fake_mode()), phases(FakeTensorMode(allow_non_fake_inputs=True))
+        for phase in PHASES:
+            yield Sample(f"Llama-2-7B shape, {phase}: warm fakes, by FakeTensorMode", ours[phase], peer[phase])
+
+    return measure
+
+
+def construction() -> Round:
+    """Construction of the Llama-2-7B shape, deferred, by the meta device."""
+    import transformers
+
+    from benchmarks.deferred_init import LAYERS, construct_under, linears, llama
+    from torchext.deferred_init import deferred_init
+
+    transformers.logging.set_verbosity_error()
+    builds = {"transformers": llama, "linear layers": linears}
+
+    def measure() -> Iterator[Sample]:
+        for name, build in builds.items():
+            ours = collected(partial(deferred_init, build, LAYERS))
+            peer = collected(partial(construct_under, lambda: torch.device("meta"), build))
+            row = f"Llama-2-7B shape ({name}): deferred construction, by the meta device"
+            yield Sample(row, ours, peer, at_most=2.0)
+
+    return measure
+
+
+def recordings() -> Round:
+    """Memory of a deferred model, by the memory of the same model on the meta device."""
+    from benchmarks.deferred_init import bytes_on_meta, in_subprocess, linears, llama, recorded_model
+
+    def measure() -> Iterator[Sample]:
+        for name, build in {"transformers": llama, "linear layers": linears}.items():
+            ours, peer = in_subprocess(recorded_model, build), in_subprocess(bytes_on_meta, build)
+            yield Sample(f"Llama-2-7B shape ({name}): bytes deferred, by the meta device", ours.bytes, peer)
+
+    return measure
+
+
+def small_models() -> Round:
+    """Models of small tensors, deferred and materialized, by eager construction."""
+    from torchext.deferred_init import deferred_init, materialize_module
+
+    class Tiny(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.tensors = nn.ParameterList(torch.randn(8) for _ in range(count))
+
+    many: dict[str, tuple[Callable[[], nn.Module], float]] = {
+        "10,000 small tensors": (lambda: nn.ModuleList(nn.Linear(16, 16) for _ in range(5000)), 0.25),
+        "100,000 tiny tensors": (lambda: Tiny(100_000), 1.0),
+    }
+
+    def measure() -> Iterator[Sample]:
+        linear = partial(nn.Linear, 4, 4)
+        ours, peer = seconds(lambda: materialize_module(deferred_init(linear)), 200), seconds(linear, 200)
+        yield Sample("Linear(4, 4): deferred and materialized, by eager construction", ours, peer, at_most=2.0)
+        for name, (build, bar) in many.items():
+            peer = collected(build)
+            start = time.perf_counter()
+            deferred = deferred_init(build)
+            recording = time.perf_counter() - start
+            ours = collected(partial(materialize_module, deferred))
+            del deferred
+            yield Sample(f"{name}: materialized, by eager construction", ours, peer, at_most=bar)
+            yield Sample(f"{name}: deferred and materialized, by eager construction", recording + ours, peer)
+
+    return measure
+
+
+def models() -> Round:
+    """Materialization of models of about 50 M parameters, by eager construction; the limit writes as many zeros."""
+    from benchmarks.materialize import MODELS, fresh_zeros
+    from torchext.deferred_init import deferred_init, materialize_module
+
+    builds = {name: partial(build, 50) for name, build in MODELS.items() if "small" not in name}
+    sizes = {name: sum(tensor.nbytes for tensor in deferred_init(build).parameters()) for name, build in builds.items()}
+
+    def measure() -> Iterator[Sample]:
+        for name, build in builds.items():
+            deferred = deferred_init(build)
+            ours = collected(partial(materialize_module, deferred))
+            del deferred
+            peer, limit = collected(build), collected(partial(fresh_zeros, sizes[name]))
+            yield Sample(f"{name}: materialized, by eager construction", ours, peer, limit, at_most=0.5)
+
+    return measure
+
+
+def random_fills() -> Round:
+    """Random fills of existing memory on one thread, by PyTorch's; the limit is `zero_`."""
+    from benchmarks.fills import DTYPES, nanoseconds, ours, pytorchs, zeros
+
+    numel = 1 << 22
+    tensors = {dtype: torch.zeros(numel, dtype=dtype) for dtype in DTYPES}
+
+    def measure() -> Iterator[Sample]:
+        for dtype, tensor in tensors.items():
+            for is_normal in (True, False):
+                costs = (
+                    nanoseconds(fill, 1, tensor, numel, dtype) * numel / 1e9
+                    for fill in (ours(is_normal), pytorchs(is_normal), zeros)
+                )
+                name = f"{'normal_' if is_normal else 'uniform_'} of {dtype}"
+                yield Sample(f"{name}, by PyTorch's", *costs)
+
+    return measure
+
+
+def shards() -> Round:
+    """A shard of a matrix: rows by the whole matrix; columns by skipping their numbers, which is their limit."""
+    from benchmarks.shards import INITIALIZERS, build, measure_walk
+    from torchext.deferred_init import deferred_init, materialize_tensor
+
+    torch.set_num_threads(1)
+    size, world = 4096, 64
+
+    def shard(name: str, ranks: int, is_row: bool) -> float:
+        deferred = deferred_init(build, name, size, ranks, is_row)
+        return collected(partial(materialize_tensor, deferred))
+
+    def measure() -> Iterator[Sample]:
+        for name in INITIALIZERS:
+            ours, peer = shard(name, world, is_row=True), shard(name, 1, is_row=True)
+            yield Sample(f"{name}: 1/{world} of the rows, by the whole matrix", ours, peer, at_most=1 / 40)
+            ours, walk = shard(name, world, is_row=False), measure_walk(size, 1)
+            yield Sample(f"{name}: 1/{world} of the columns, by skipping", ours, walk, walk, at_most=1.2)
+
+    return measure
+
+
+def guards() -> Round:
+    """Regions of the guards, by PyTorch's."""
+    from benchmarks.inference_mode import MODES, decorated, entering, entering_again
+    from torchext import amp
+
+    torch.set_num_threads(1)
+    kinds = {"a new block": entering, "the same block": entering_again, "a decorated function": decorated}
+    pairs = {
+        f"inference mode, {kind}": (make(MODES["ours"]), make(MODES["torch.inference_mode"]))
+        for kind, make in kinds.items()
+    }
+    pairs["autocast region"] = entering(lambda: amp.autocast("cpu")), entering(lambda: torch.autocast("cpu"))
+
+    def measure() -> Iterator[Sample]:
+        for name, (ours, peer) in pairs.items():
+            yield Sample(f"{name}, by PyTorch's", seconds(ours, 5000), seconds(peer, 5000), at_most=1.0)
+
+    return measure
+
+
+def compiled() -> Round:
+    """Steps of a compiled transformer with our guards, by the same with PyTorch's."""
+    from benchmarks import compile as steps
+
+    torch.set_num_threads(1)
+    pairs = {name: [make() for make in makers] for name, makers in steps.STEPS.items()}
+
+    def measure() -> Iterator[Sample]:
+        for name, (theirs, ours) in pairs.items():
+            peer, own = steps.fastest([theirs, ours], 20, 3)
+            yield Sample(f"compiled step, {name}, by PyTorch's", own, peer, at_most=1.1)
+
+    return measure
+
+
+def getters() -> Round:
+    """Metadata of fakes, read in C++, by that of real tensors."""
+    from benchmarks.metadata_getters import GETTERS, compile_loops, measure
+
+    loops = compile_loops()
+
+    def measure_round() -> Iterator[Sample]:
+        for name, getter in GETTERS.items():
+            calls = 20_000 if getter == "resize_" else 2_000_000
+            real, fake, _ = measure(loops, getter, (64, 2048), calls, 1)
+            yield Sample(f"{name} of a fake in C++, by a real tensor", fake / 1e9, real / 1e9, at_most=1.1)
+
+    return measure_round
+
+
+def checkpoints() -> Round:
+    """The initial checkpoint of a model of 1 GiB, by eager construction and torch.save; the limit is a plain write."""
+    import argparse
+    import tempfile
+
+    from benchmarks.checkpoint import measure_apart, new_folder
+
+    options = argparse.Namespace(gib=1.0, max_memory="256MiB")
+
+    def measure() -> Iterator[Sample]:
+        with tempfile.TemporaryDirectory() as folder:
+            ours, peer, limit = (
+                measure_apart(way, new_folder(folder), options)[0]
+                for way in ("save_ours", "torch_save", "write_plainly")
+            )
+        yield Sample("checkpoint of 1 GiB, by eager construction and torch.save", ours, peer, limit)
+
+    return measure
+
+
+def real_calls() -> Round:
+    """Real calls in a process that has used every feature, by the same in a process that has only imported torch."""
+    from benchmarks.patches import in_a_process
+
+    def measure() -> Iterator[Sample]:
+        before, after = in_a_process("before", 3000), in_a_process("after", 3000)
+        for name, peer in before.items():
+            yield Sample(f"real {name} after everything was used, by before", after[name] / 1e6, peer / 1e6)
+
+    return measure
+
+
+def dry_runs() -> Round:
+    """A tracked fake step, by the real step and by MemTracker under FakeTensorMode."""
+    from benchmarks.dry_run import in_process
+
+    def measure() -> Iterator[Sample]:
+        ours, real, tracker = (
+            in_process("peer", "small", how, 3)["seconds"] for how in ("torchext", "real", "MemTracker")
+        )
+        yield Sample("tracked fake step of a small Llama, by the real step", ours, real)
+        yield Sample("tracked fake step of a small Llama, by MemTracker", ours, tracker)
+
+    return measure
+
+
+GROUPS: dict[str, Callable[[], Round]] = {
+    "fake-calls": fake_calls,
+    "fake-steps": fake_steps,
+    "construction": construction,
+    "recordings": recordings,
+    "small-models": small_models,
+    "models": models,
+    "fills": random_fills,
+    "shards": shards,
+    "guards": guards,
+    "compiled": compiled,
+    "getters": getters,
+    "checkpoints": checkpoints,
+    "real-calls": real_calls,
+    "dry-runs": dry_runs,
+}
