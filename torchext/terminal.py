@@ -28,6 +28,7 @@ __all__ = [
     "colored",
     "log_to_stderr",
     "output_file",
+    "parse_ranks",
     "run_command",
     "suggestion",
     "versions",
@@ -117,6 +118,28 @@ def output_file(text: str) -> Path:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"no permission to write {text!r}")
     return path
+
+
+def parse_ranks(text: str, words: Sequence[str] = ()) -> list[int]:
+    """Return the ranks that a flag names, such as `0,8-15`, each once and in that order.
+
+    Args:
+        text: The value of the flag.
+        words: Further values that the flag accepts, for the error.
+
+    Raises:
+        ValueError: `text` does not name ranks.
+    """
+    ranks: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            expected = ", or ".join(["ranks such as 0,8-15", *words])
+            raise ValueError(f"expected {expected}; got {text!r}{suggestion(text, words)}")
+        if dash and int(first) > int(last):
+            raise ValueError(f"the range {part.strip()!r} is reversed. Did you mean {last}-{first}?")
+        ranks.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
+    return list(ranks)
 
 
 def with_header(command: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -636,3 +637,30 @@ def test_output_before_an_error_is_kept_and_messages_are_on_their_own_lines(tmp_
     assert errors["failing"].startswith("before\nThe program failed in rank 0:\n")
     assert errors["failing"].endswith("KeyError: 'missing'\ntorchext check-init: failing:build failed\n")
     assert errors["dying"].endswith("ended with exit code 7.\ntorchext check-init: dying:build failed\n")
+
+
+def test_command_checks_ranges_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = """
+        import os, torch
+        def build():
+            model = torch.nn.Linear(4, 4)
+            torch.nn.init.constant_(model.bias, float(os.environ["RANK"]))
+            return model
+    """
+    (tmp_path / "ranges.py").write_text("\n".join(line[8:] for line in program.splitlines()))
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ["check-init", "ranges:build", "--mesh", "fsdp=4", "--rank", "0,2-3"]
+    assert command_line.main(arguments) == 3
+    assert "3 of 4 ranks, 2 tensors: 1 differs from one process" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [("0;1", "expected ranks such as 0,8-15; got '0;1'"), ("3-1", r"the range '3-1' is reversed. Did you mean 1-3\?")],
+)
+def test_command_refuses_wrong_ranks(ranks: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main(["check-init", "ranges:build", "--mesh", "fsdp=4", "--rank", ranks])
+    assert re.search(message, capsys.readouterr().err)

@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "reset_parameters() of each submodule)",
     )
     add("--deferred", action="store_true", help="call the function under deferred_init()")
-    add("--rank", type=_ranks, metavar="N,N", help="the ranks to check (default: all, or a part of more than 64)")
+    add("--rank", type=_ranks, metavar="N,N-N", help="the ranks to check (default: all, or a part of more than 64)")
     terminal.add_shared_flags(parser, quiet="print no report, for example with --json")
 
 
@@ -80,9 +80,10 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _ranks(text: str) -> list[int]:
-    if not all(part.strip().isdecimal() for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"expected ranks such as 0,3, got {text!r}")
-    return [int(part) for part in text.split(",")]
+    try:
+        return terminal.parse_ranks(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

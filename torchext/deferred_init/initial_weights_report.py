@@ -93,7 +93,8 @@ class MeshCheck:
             len({check.name for check in self.checks if check.is_different is is_different})
             for is_different in (True, False)
         )
-        counts = [f"{differ} differ from one process"] * bool(differ) + [f"{unknown} not comparable"] * bool(unknown)
+        verb = "differs" if differ == 1 else "differ"
+        counts = [f"{differ} {verb} from one process"] * bool(differ) + [f"{unknown} not comparable"] * bool(unknown)
         verdict = ", ".join(counts) or "the same as in one process"
         ranks = f"{len(self.ranks)} of {prod(self.mesh.values())} ranks"
         lines = [f"{mesh}, engine {self.engine}: {ranks}, {self.tensors} tensors: {verdict}"]

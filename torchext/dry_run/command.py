@@ -311,21 +311,16 @@ def _ranks(text: str, size: int | None) -> list[int]:
         return [0]
     if text == "all":
         return list(range(size or 1))
-    ranks: dict[int, None] = {}
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            near = terminal.suggestion(text, ["all", STAGES])
-            raise ValueError(f"--rank: expected ranks such as 0,8-15, or all, or {STAGES}; got {text!r}{near}")
-        if dash and int(first) > int(last):
-            raise ValueError(f"--rank: the range {part.strip()!r} is reversed. Did you mean {last}-{first}?")
-        ranks.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
+    try:
+        ranks = terminal.parse_ranks(text, ["all", STAGES])
+    except ValueError as error:
+        raise ValueError(f"--rank: {error}") from None
     if size is None and max(ranks) > 0:
         raise ValueError(f"--rank: a program without --world-size has rank 0 only, got {text!r}; give --world-size")
     size = size or 1
     if max(ranks) >= size:
         raise ValueError(f"--rank: a job of {size} has the ranks 0 to {size - 1}; got {text!r}")
-    return list(ranks)
+    return ranks
 
 
 def _goal(options: argparse.Namespace) -> Goal:
