@@ -6,25 +6,9 @@ program first uses a feature that needs them.
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-import torch as _torch  # loads the libraries that the extension module is linked against
-
-from .installation import (
-    cmake_prefix_path,
-    include_path,
-    library_path,
-)
-from .installation import (
-    why_it_cannot_be_loaded as _why_it_cannot_be_loaded,
-)
-from .version import __version__
-
-try:
-    from . import _C
-except ImportError as error:
-    raise ImportError(_why_it_cannot_be_loaded(error)) from error
 
 from . import errors
 from .errors import (
@@ -40,6 +24,15 @@ from .errors import (
     TorchextWarning,
     UnsupportedOperatorError,
 )
+from .installation import (
+    cmake_prefix_path,
+    include_path,
+    library_path,
+)
+from .installation import (
+    why_it_cannot_be_loaded as _why_it_cannot_be_loaded,
+)
+from .version import __version__
 
 __all__ = [
     "CheckpointError",
@@ -70,14 +63,31 @@ __all__ = [
 ]
 
 if _TYPE_CHECKING:
-    from . import amp, checkpoint, compat, deferred_init, dry_run, dynamo, fake, inference, inspect, memory
-for _room in ("fake", "deferred_init", "checkpoint", "inference", "memory", "compat", "inspect", "amp", "dynamo"):
-    _import_module(f".{_room}", __name__)
+    from . import _C, amp, checkpoint, compat, deferred_init, dry_run, dynamo, fake, inference, inspect, memory
+
+
+_ROOMS = ("fake", "deferred_init", "checkpoint", "inference", "memory", "compat", "inspect", "amp", "dynamo")
+
+
+def _load_extension() -> None:
+    _import_module("torch")  # loads the libraries that the extension module is linked against
+    try:
+        extension = _import_module("._C", __name__)
+    except ImportError as error:
+        raise ImportError(_why_it_cannot_be_loaded(error)) from error
+    extension.provide("data_dependent_error", DataDependentError)
+    extension.provide("unsupported_operator_error", UnsupportedOperatorError)
+    extension.provide("materialization_error", MaterializationError)
+    extension.provide("deprecation_warning", TorchextDeprecationWarning)
+    _import_module(".dynamo", __name__)  # waits for the import of Dynamo
 
 
 def __getattr__(name: str) -> object:
-    if name == "dry_run":
-        return _import_module(".dry_run", __name__)  # at first use, because it imports much of torch.distributed
+    if name == "_C":
+        _load_extension()
+        return _sys.modules[f"{__name__}._C"]
+    if name == "dry_run" or name in _ROOMS:  # at first use, because it imports much of torch.distributed
+        return _import_module(f".{name}", __name__)
     homes = [room for room in __all__ if name in getattr(globals().get(room), "__all__", ())]
     hint = f". Did you mean torchext.{homes[0]}.{name}?" if homes else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
@@ -85,3 +95,10 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+# The command imports PyTorch at the first use: `torchext --help` and the process that waits for ranks do not need it.
+if "torchext_command" not in _sys.modules and _sys.orig_argv[1:3] != ["-m", "torchext"]:
+    _load_extension()
+    for _room in _ROOMS:
+        _import_module(f".{_room}", __name__)

@@ -6,8 +6,6 @@ working. Invalid arguments raise `TypeError` and `ValueError`, as in PyTorch.
 
 from __future__ import annotations
 
-from . import _C
-
 __all__ = [
     "CheckpointError",
     "DataDependentError",
@@ -69,7 +67,3 @@ class TorchextFutureWarning(TorchextWarning, FutureWarning):
 
 for _class in map(globals().__getitem__, __all__):
     _class.__module__ = __package__
-_C.provide("data_dependent_error", DataDependentError)
-_C.provide("unsupported_operator_error", UnsupportedOperatorError)
-_C.provide("materialization_error", MaterializationError)
-_C.provide("deprecation_warning", TorchextDeprecationWarning)

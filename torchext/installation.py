@@ -8,15 +8,23 @@ import shlex
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import torch
-
 from .version import NEWEST_TORCH, OLDEST_TORCH, __version__, is_supported
 
-__all__ = ["cmake_prefix_path", "how_to_install_again", "include_path", "library_path", "why_it_cannot_be_loaded"]
+__all__ = [
+    "cmake_prefix_path",
+    "how_to_install_again",
+    "include_path",
+    "library_built_for",
+    "library_path",
+    "torch_version",
+    "why_it_cannot_be_loaded",
+]
 
 _ROOT = Path(__file__).parent
 
@@ -36,6 +44,8 @@ def cmake_prefix_path() -> str:
 
     It is a CMake list of two folders: torchext's, and that of the PyTorch in this process.
     """
+    import torch
+
     return ";".join([str(_ROOT / "share" / "cmake"), torch.utils.cmake_prefix_path])
 
 
@@ -57,7 +67,7 @@ def why_it_cannot_be_loaded(error: ImportError) -> str:
 
 def how_to_install_again() -> str:
     """Return a sentence on how to get a torchext for the installed torch from the source of this one."""
-    release = _release(torch.__version__)
+    release = _release(torch_version())
     if not is_supported(release):
         oldest, newest = (f"{major}.{minor}" for major, minor in (OLDEST_TORCH, NEWEST_TORCH))
         return f"torchext {__version__} supports torch {oldest} to {newest}: install one of these, or another torchext."
@@ -93,16 +103,26 @@ def _what_to_do_without_an_extension_module() -> str:
 
 def _what_was_built_for_another_torch() -> str:
     """Return the beginning of a sentence that names the library, if that is for another release, or torchext."""
-    built_for = _library_built_for()
-    if built_for is not None and _release(built_for) != _release(torch.__version__):
+    built_for = library_built_for()
+    if built_for is not None and _release(built_for) != _release(torch_version()):
         return (
-            f"torchext's library in {_ROOT / 'lib'} was built for torch {built_for}, but torch {torch.__version__} is "
+            f"torchext's library in {_ROOT / 'lib'} was built for torch {built_for}, but torch {torch_version()} is "
             "installed"
         )
-    return f"torchext was not built for the installed torch {torch.__version__}"
+    return f"torchext was not built for the installed torch {torch_version()}"
 
 
-def _library_built_for() -> str | None:
+def torch_version() -> str:
+    """Return the version of the installed PyTorch, without importing it."""
+    if "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "none"
+    return str(run_path(str(Path(spec.origin).with_name("version.py")))["__version__"])
+
+
+def library_built_for() -> str | None:
     """Return the torch version that `libtorchext.so` was built for, from the file next to it."""
     facts = _ROOT / "lib" / "torchextBuild.cmake"
     found = re.search(r'^set\(torchext_TORCH_VERSION "(.+)"\)$', facts.read_text(), re.M) if facts.exists() else None

@@ -13,9 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-import torch
-
-from . import _C
+from .installation import library_built_for, torch_version
 from .version import __version__
 
 __all__ = [
@@ -88,16 +86,24 @@ def add_shared_flags(parser: argparse.ArgumentParser, *, quiet: str = "print no 
 
 def add_version(parser: argparse._ActionsContainer) -> None:
     """Add `--version`."""
-    text = "torchext {torchext} (built for torch {torch_of_build}; torch {torch}, Python {python})".format(**versions())
-    parser.add_argument("--version", action="version", version=text, help="print the versions and exit")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions and exit")
+
+
+class _Version(argparse.Action):
+    """Prints the versions, which are found only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        text = "torchext {torchext} (built for torch {torch_of_build}; torch {torch}, Python {python})"
+        print(text.format(**versions()))
+        parser.exit()
 
 
 def versions() -> dict[str, str]:
     """Return the versions of torchext, of torch when torchext was built, of torch, and of Python."""
     return {
         "torchext": __version__,
-        "torch_of_build": _C.built_for_torch,
-        "torch": str(torch.__version__),
+        "torch_of_build": (library_built_for() or "unknown").partition("+")[0],
+        "torch": torch_version(),
         "python": platform.python_version(),
     }
 

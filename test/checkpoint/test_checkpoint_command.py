@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from torchext.checkpoint import folder as folders
-from torchext.checkpoint.command import main
+from torchext.command_line.checkpoint import main
 
 MODULE = """\
 import torch

@@ -75,7 +75,7 @@ def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchext.command_line.environment.describe_environment", interrupt)
+    monkeypatch.setattr("torchext.command_line.environment_report.describe_environment", interrupt)
     assert command_line.main(["env"]) == 130
     assert capsys.readouterr().err == "\ntorchext: interrupted\n"
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from torchext.dry_run.command import exit_code_of, main
-from torchext.dry_run.running import RankReport
+from torchext.dry_run.rank_report import RankReport
 
 ROOT = Path(__file__).parents[2]
 

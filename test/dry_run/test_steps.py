@@ -11,13 +11,13 @@ from textwrap import indent
 
 import pytest
 
+from torchext.descriptions.gpus import FakeGPU
 from torchext.dry_run import world
 from torchext.dry_run.json_report import json_report, rank_report
-from torchext.dry_run.progress import FORWARD, STEP, Goal
+from torchext.dry_run.rank_report import FORWARD, STEP, Goal, RankReport
 from torchext.dry_run.reports import html_report, text_report
-from torchext.dry_run.running import RankReport, run_rank
+from torchext.dry_run.running import run_rank
 from torchext.dry_run.steps import PATIENCE
-from torchext.fake.gpus import FakeGPU
 from torchext.memory import track_memory
 
 from .step_programs import PREAMBLE, PROGRAMS, Program

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from torchext import TorchextDeprecationWarning
+from torchext.descriptions.gpus import as_fake_gpu
 from torchext.fake import FakeGPU, fake_mode
-from torchext.fake.gpus import as_fake_gpu
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .. import terminal
-from ..checkpoint import command as checkpoint
 from ..dry_run import command as dry_run
 from ..dry_run import report_command
-from . import check_init, completion, environment, routes
+from . import checkpoint, completion
+from .flags import configure_check_init, configure_env, configure_route
 
 __all__ = ["main", "parser", "parsers"]
 
@@ -26,9 +26,9 @@ COMMANDS = {
     "dry-run": _Command("run ranks of a training job without its GPUs", dry_run.configure),
     "report": _Command("print, convert and compare the reports of dry runs", report_command.configure),
     "checkpoint": _Command("write the initial checkpoint of a model in bounded memory", checkpoint.configure),
-    "check-init": _Command("compare the initial weights on a mesh with those of one process", check_init.configure),
-    "env": _Command("print the versions and the state that a bug report needs", environment.configure),
-    "route": _Command("print the dispatch keys that a call of an operator visits", routes.configure),
+    "check-init": _Command("compare the initial weights on a mesh with those of one process", configure_check_init),
+    "env": _Command("print the versions and the state that a bug report needs", configure_env),
+    "route": _Command("print the dispatch keys that a call of an operator visits", configure_route),
     "completion": _Command(
         "print a completion script for a shell", lambda parser: completion.configure(parser, parsers)
     ),

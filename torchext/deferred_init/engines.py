@@ -11,16 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ENGINES", "apply_engine", "check_engine", "initialize_meta"]
+from ..descriptions.meshes import ENGINES
 
-ENGINES = {
-    "fsdp2": ((1, 2), "one dimension to shard, or one to replicate and one to shard,"),
-    "hsdp": ((2,), "one dimension to replicate and one to shard"),
-    "tp": ((0,), "no dimension"),
-    "ddp": ((1,), "one dimension"),
-    "none": ((), "any dimensions"),
-}
-"""For each engine, how many dimensions of the mesh it may use besides tensor parallelism, in numbers and in words."""
+__all__ = ["apply_engine", "check_engine", "initialize_meta"]
+
 TENSOR_PARALLEL = "tp"
 """The name of the mesh dimension of tensor parallelism."""
 

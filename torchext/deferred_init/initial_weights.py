@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from .. import _C
+from ..descriptions.meshes import parse_mesh
 from ..errors import RankFailedError
 from ..tools.held_tensors import parts_of
 from .engines import Plan, apply_engine, check_engine, initialize_meta
@@ -28,7 +29,7 @@ from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
 from .lone_ranks import Job, run_rank
 from .recording import recording
 
-__all__ = ["check_init", "parse_mesh"]
+__all__ = ["check_init"]
 
 MOST_RANKS = 64
 """The largest number of ranks that are checked by default."""
@@ -161,19 +162,6 @@ def check_init(
     if chosen == []:
         raise ValueError("ranks: expected at least one rank, got none")
     return InitCheck([_check_mesh(program, sizes, chosen) for sizes in given])
-
-
-def parse_mesh(mesh: str | Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of the dimensions of a mesh by name.
-
-    Raises:
-        ValueError: It is not of the form `fsdp=8,tp=2`, or a size is less than 1.
-    """
-    pairs = list(mesh.items()) if isinstance(mesh, Mapping) else [one.partition("=")[::2] for one in mesh.split(",")]
-    sizes = {str(name).strip(): int(size) if re.fullmatch(r"\s*\d+\s*", str(size)) else 0 for name, size in pairs}
-    if len(sizes) < len(pairs) or not all(name.isidentifier() and size > 0 for name, size in sizes.items()):
-        raise ValueError(f"mesh: expected sizes by name such as fsdp=8,tp=2, got {mesh!r}")
-    return sizes
 
 
 def _takes_mesh(build: Callable[..., Module]) -> bool:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from .collectives import Collective, CollectiveSummary, GroupSummary, Place
-from .comparing import Comparison, Limit, compare
-from .differences import DeviceComparison, Difference, RankComparison
-from .report import Report, load_report
-from .time_bounds import BoundingOperator, TimeBound, bound_time
-from .world import World, world
+from typing import TYPE_CHECKING
+
+from ..tools.first_use import names_from
+
+if TYPE_CHECKING:
+    from .collectives import Collective, CollectiveSummary, GroupSummary, Place
+    from .comparing import Comparison, Limit, compare
+    from .differences import DeviceComparison, Difference, RankComparison
+    from .report import Report, load_report
+    from .simulated_world import World, world
+    from .time_bounds import bound_time
+    from .time_tables import BoundingOperator, TimeBound
 
 __all__ = [
     "BoundingOperator",
@@ -28,3 +34,13 @@ __all__ = [
     "load_report",
     "world",
 ]
+
+__getattr__ = names_from(
+    __name__,
+    *("collectives", "comparing", "differences", "report", "time_tables"),
+    *("time_bounds", "simulated_world"),  # these import PyTorch
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

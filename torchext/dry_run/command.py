@@ -12,10 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from .. import terminal
-from ..fake.gpus import FakeGPU, as_fake_gpu
-from ..fake.rates import PeakRates
-from ..fake.value_policies import PARTS, ValuePolicy
-from .advising import add_advice_flags, advise_rank, check_advice_flags
+from ..descriptions.gpus import FakeGPU, as_fake_gpu
+from ..descriptions.rates import PeakRates
+from .advice_flags import add_advice_flags, check_advice_flags
 from .comparing import compare
 from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
 from .ending import run_to_its_end
@@ -23,12 +22,10 @@ from .files import FILES, Overlay
 from .files.guard import can_guard
 from .json_report import json_report, rank_report
 from .launch_lines import Launch, launcher_of, without_python
-from .progress import FORWARD, STEP, Goal
 from .rank_processes import RankProcesses, child_command, environment_for
+from .rank_report import DEFAULT_VALUES, FORWARD, STEP, Goal, RankReport
 from .report import Report
 from .reports import fits, html_report, text_report
-from .running import RankReport
-from .world import DEFAULT_VALUES
 
 __all__ = ["configure", "exit_code_of", "main"]
 
@@ -250,6 +247,8 @@ class _Run:
             content["exit_code"] = content["exit_code"] or code
             content["comparison"] = comparison.to_dict()
         if options.advise and reports and not self._is_interrupted:
+            from .advising import advise_rank  # imports PyTorch
+
             advice = advise_rank(self._processes, reports[0])
             if advice is not None:
                 print(advice, file=out, flush=True)
@@ -288,6 +287,10 @@ def _html_file(text: str) -> Path:
 
 def _check_values(text: str) -> None:
     """Raise ValueError if `--values` is not a policy."""
+    if text == DEFAULT_VALUES:
+        return
+    from ..fake.value_policies import PARTS, ValuePolicy  # imports PyTorch
+
     try:
         ValuePolicy.parse(text)
     except ValueError as error:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..tools.results import plain
 from ..tools.sizes import bytes_of
-from ..tools.source_lines import source_line
+from ..tools.source_text import source_line
 from .differences import DeviceComparison, Difference, RankComparison
 from .report import Report
 

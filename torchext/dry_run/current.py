@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from ..fake.gpus import FakeGPU
+from ..descriptions.gpus import FakeGPU
 from ..tools.leases import Lease
 
 __all__ = ["Job", "current", "enter", "leave", "while_world_is_open"]

@@ -75,8 +75,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..fake.gpus import FakeGPU
-from .running import DevicePeak, RankReport
+from ..descriptions.gpus import FakeGPU
+from .rank_report import DevicePeak, RankReport
 
 __all__ = ["json_report", "rank_report"]
 

@@ -105,8 +105,8 @@ def read_launch(module: str, arguments: Sequence[str], gpus: int) -> Launch:
     Raises:
         ValueError: The launcher fails, or starts processes in a way that is not supported.
     """
+    from ..descriptions.gpus import FakeGPU
     from ..fake import fake_mode
-    from ..fake.gpus import FakeGPU
 
     try:
         with fake_mode(gpu=FakeGPU("H100-80GB", count=gpus)), _stopping_before_processes():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..fake.rates import PeakRates
+from ..descriptions.rates import PeakRates
 from .collectives import Collective
 
 __all__ = ["Crossing", "crossing_of"]

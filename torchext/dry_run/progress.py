@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -13,33 +12,19 @@ import torch
 
 from ..fake.cuda_graphs import is_put_off, replay_observers
 from .passes import Passes
+from .rank_report import FORWARD, STEP, Goal
+from .simulated_world import World
 from .steps import PATIENCE, Steps
-from .time_bounds import Recording, TimeBound
-from .world import World
+from .time_bounds import Recording
+from .time_tables import TimeBound
 
-__all__ = ["FORWARD", "STEP", "Finished", "Goal", "Progress"]
-
-STEP = "step"
-FORWARD = "forward pass"
+__all__ = ["Finished", "Progress"]
 
 # More backward passes than programs accumulate gradients over.
 MOST_IDLE = 10_000
 
 # A bare `except:` in a loop catches `Finished` in each iteration.
 MOST_RAISED = 100
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The number of steps or forward passes after which a program is ended.
-
-    Attributes:
-        unit: `STEP` (`steps.py`) or `FORWARD` (`passes.py`).
-        count: Their number; None for a program that runs to its end.
-    """
-
-    unit: str = STEP
-    count: int | None = 2
 
 
 class Finished(BaseException):

@@ -23,25 +23,24 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from .. import terminal
-from ..fake.gpus import FakeGPU
-from ..memory.advice import UNLIMITED
-from ..memory.remedies import Remedy
+from ..descriptions.gpus import UNLIMITED, FakeGPU
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
 from .json_report import rank_report
 from .launch_lines import Launch
-from .messages import Messages
-from .progress import Goal
 from .protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing, Received, Sent, mismatch
+from .rank_report import HOST, Goal, RankReport
 from .reports import verdict
-from .running import HOST, RankReport, run_rank
 
-__all__ = ["RankProcesses", "child_command", "environment_for", "run_child"]
+if TYPE_CHECKING:  # imports PyTorch
+    from ..memory.remedies import Remedy
+
+__all__ = ["RankProcesses", "child_command", "environment_for"]
 
 MOST_PROCESSES = 64  # at a time: each takes about half a GiB
 
@@ -428,25 +427,3 @@ def environment_for(files: Overlay, variables: dict[str, str]) -> dict[str, str]
     """Return the environment of a process whose files are kept in `files`, and of the processes that it starts."""
     environment = child_environment(files, {**os.environ, **variables, "TMPDIR": files.temporary})
     return {**environment, "CUDA_VISIBLE_DEVICES": ""}  # real GPUs would hide the fake ones
-
-
-def run_child(task: Path, answer: Path) -> None:
-    """Run the rank that the file `task` describes, and write the report to the file `answer`."""
-
-    def leave(report: RankReport) -> None:
-        answer.write_bytes(pickle.dumps(report))
-
-    def leave_and_exit(report: RankReport) -> None:
-        leave(report)
-        sys.stdout.flush()
-        os._exit(0)
-
-    arguments = pickle.loads(task.read_bytes())
-    descriptor = arguments.pop("messages")
-    if arguments.pop("is_verbose"):
-        terminal.log_to_stderr()
-    messages = None
-    if descriptor is not None:
-        os.set_inheritable(descriptor, False)  # processes that the program starts do not communicate
-        messages = Messages(Connection(descriptor), arguments["rank"])
-    leave(run_rank(arguments.pop("program"), **arguments, messages=messages, on_unstoppable=leave_and_exit))

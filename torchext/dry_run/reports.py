@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..fake.assumed_values import INTEGER, KINDS, SHAPE
+from ..descriptions.assumed_value import INTEGER, KINDS, SHAPE
 from ..memory.plots import page_of
 from ..memory.reports import in_units
-from .progress import FORWARD
-from .time_bounds import HEADINGS, operator_rows, sentence
+from .rank_report import FORWARD
+from .time_tables import HEADINGS, operator_rows, sentence
 
 __all__ = ["fits", "html_report", "html_tables", "operations", "text_report", "verdict"]
 

@@ -11,6 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _C
+from ..descriptions.gpus import FakeGPU
+from ..descriptions.rates import PeakRates
 from ..errors import DataDependentError, UnsupportedOperatorError
 from ..tools.calls import Block
 from ..tools.deprecation import renamed_keywords
@@ -18,8 +20,6 @@ from ..tools.leases import while_fakes_live
 from . import cuda, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
 from .fake_tensor_mode import fakes_on_this_thread
-from .gpus import FakeGPU
-from .rates import PeakRates
 from .threads import carry_blocks, carry_blocks_to_threads
 from .transformers import transformers_see_fakes
 from .triton_kernels import triton_launches_nothing

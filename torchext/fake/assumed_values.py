@@ -16,7 +16,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from .. import _C
+from ..descriptions.assumed_value import INTEGER, NUMBER, OTHER, SHAPE, TRUTH, AssumedValue
 from ..errors import DataDependentError
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.leases import Lease
@@ -35,8 +36,6 @@ from .routing import Balanced, Routing, make_routing, routing_module
 from .value_policies import MASKS, LinePolicy, ValuePolicy
 
 __all__ = [
-    "KINDS",
-    "AssumedValue",
     "AssumedValues",
     "assumes_values",
     "assuming_values",
@@ -55,9 +54,6 @@ OF_MODES = {
     for name in ("tensors.py", "python_data.py")  # before 2.13 they call operators for dispatch modes; they patch reads
 }
 
-# Kinds of assumed values. Kinds that affect control flow come first.
-TRUTH, SHAPE, INTEGER, NUMBER, OTHER = KINDS = ("truth value", "shape", "integer", "number", "other value")
-
 # Largest number of distinct answers that a report shows for one place.
 MOST_ANSWERS = 3
 
@@ -68,30 +64,6 @@ FOLDERS_OF_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-package
 
 # Words in a source line that checks whether values are finite or close: `isfinite` of `torch`, `math` and libraries.
 FINITENESS_CHECKS = ("isfinite", "is_finite", "all_finite", "allclose")
-
-
-@dataclass(frozen=True)
-class AssumedValue:
-    """A place that has read values that do not exist.
-
-    Attributes:
-        line: The line of the program, not of a package, `file:line in function`.
-        reader: The innermost Python function that has read the value. It may be PyTorch's.
-        operator: The operator that reads.
-        answer: The answer, or the first few distinct answers of many.
-        kind: Truth value, integer, number, shape, or other value.
-        policy: The policies that the answer depends on, such as `masks=all`, or empty. If more than four policies for
-            lines are used, `or` connects some: the answer depends on at least one of them.
-        count: Number of reads.
-    """
-
-    line: str
-    reader: str
-    operator: str
-    answer: str
-    kind: str
-    policy: str
-    count: int
 
 
 Site = tuple[str, str, str, str, str]  # line, reader, operator, kind, policy

@@ -15,6 +15,7 @@ import torch
 from torch.accelerator._utils import _get_device_index
 
 from .. import _C
+from ..descriptions.gpus import FakeGPU, as_fake_gpu
 from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
 from ..tools.patching import patching_lock
@@ -26,7 +27,6 @@ from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
 from .default_type import apply_default_type, forget_default_type, leave_default_type, setting_default_type
-from .gpus import FakeGPU, as_fake_gpu
 
 __all__ = ["fake_cuda", "same_devices"]
 

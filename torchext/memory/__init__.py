@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from .advice import Advice, Outcome
-from .advising import advise
-from .categories import Category, Phase
-from .fitting import Fit, MaxBatch, fits, max_batch
-from .states import Allocation, MemoryState
-from .tracking import PINNED, TrackedMemory, track_memory
+from typing import TYPE_CHECKING
+
+from ..tools.first_use import names_from
+
+if TYPE_CHECKING:
+    from .advice import Advice, Outcome
+    from .advising import advise
+    from .categories import PINNED, Category, Phase
+    from .fitting import Fit, MaxBatch, fits, max_batch
+    from .states import Allocation, MemoryState
+    from .tracking import TrackedMemory, track_memory
 
 __all__ = [
     "PINNED",
@@ -25,3 +30,9 @@ __all__ = [
     "max_batch",
     "track_memory",
 ]
+
+__getattr__ = names_from(__name__, "categories", "states", "advice", "advising", "fitting", "tracking")
+
+
+def __dir__() -> list[str]:
+    return __all__

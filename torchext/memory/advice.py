@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..fake import FakeGPU
+from ..descriptions.gpus import UNLIMITED, FakeGPU
 from ..tools.results import Column, Table
 from .remedies import Accumulate, Checkpoint, Numerics, Remedy
 from .reports import in_units
 
-__all__ = ["UNLIMITED", "Advice", "Outcome", "outcome_on"]
-
-UNLIMITED = 1 << 50  # bytes: more than any device has, to measure the memory that a program needs
+__all__ = ["Advice", "Outcome", "outcome_on"]
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
-from ..fake import FakeGPU
+from ..descriptions.gpus import FakeGPU
 from ..tools.checks import check_is_int
 from ..tools.flops import counting_flops
 from ..tools.sizes import bytes_of
 from .advice import Advice, Outcome, outcome_on
 from .applying import Application, applying
+from .categories import PINNED
 from .fitting import check_types, measure, one_gpu
 from .remedies import KINDS, Accumulate, Arguments, Checkpoint, Findings, HalfPrecision, Remedy, remedies_for
 from .searching import Limits, search
-from .tracking import PINNED
 
 __all__ = ["advise"]
 

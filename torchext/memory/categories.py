@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Category", "Phase"]
+__all__ = ["PINNED", "Category", "Phase"]
+
+PINNED = "pinned"  # names pinned memory of the host, in place of a device
 
 
 class Category(IntEnum):

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
+from ..descriptions.assumed_value import AssumedValue
+from ..descriptions.gpus import as_fake_gpu
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
-from ..fake.assumed_values import AssumedValue, assuming_values
-from ..fake.gpus import as_fake_gpu
+from ..fake.assumed_values import assuming_values
 from ..tools.deprecation import RenamedAttribute, renamed_keywords
 from ..tools.results import Column, Table, plain
 from .reports import in_units

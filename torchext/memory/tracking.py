@@ -13,13 +13,12 @@ from .. import _C
 from ..fake.addresses import showing_addresses
 from ..tools.deprecation import renamed_keywords, warn_deprecated
 from . import plots, reports, snapshots
-from .categories import Category, Phase
+from .categories import PINNED, Category, Phase
 from .observing import Observer
 from .states import Allocation, MemoryState, summed
 
-__all__ = ["PINNED", "TrackedMemory", "track_memory"]
+__all__ = ["TrackedMemory", "track_memory"]
 
-PINNED = "pinned"  # names pinned memory of the host, in place of a device
 POINTS = 1200  # of the curve in an HTML report
 POINTS_OF_FIGURES = 250
 

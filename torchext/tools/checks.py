@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
-import torch
-
 __all__ = ["check_is_dtype", "check_is_int"]
 
 
 def check_is_dtype(dtype: object, name: str = "dtype") -> None:
     """Raise TypeError unless `dtype` is a dtype or None."""
+    import torch  # not above: descriptions of GPUs check ints without PyTorch
+
     if dtype is None or isinstance(dtype, torch.dtype):
         return
     known = isinstance(dtype, str) and isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype)

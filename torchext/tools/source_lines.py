@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import linecache
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 import torch
 
 from .. import _C
 
-__all__ = ["SourceLine", "code_at", "place_of", "source_line", "tracing", "users_frame"]
+__all__ = ["place_of", "tracing", "users_frame"]
 
 # A line in a model's constructor is more useful than the line in `torch/nn/modules/linear.py` that it leads to, or a
 # line that torch.fx has generated.
@@ -54,25 +51,6 @@ def users_frame() -> FrameType | None:
 def place_of(frame: FrameType | None) -> str:
     """Return the line of a frame as `file:line in function`, or an empty string if there is no frame."""
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-class SourceLine(NamedTuple):
-    """The parts of the text `file:line in function`."""
-
-    file: str
-    number: int
-    function: str
-
-
-def source_line(place: str) -> SourceLine:
-    """Return the parts of a result of `place_of()`; another text is a file without lines."""
-    found = re.fullmatch(r"(.*):(\d+) in (.*)", place, re.DOTALL)
-    return SourceLine(found[1], int(found[2]), found[3]) if found else SourceLine(place, 0, "")
-
-
-def code_at(place: str) -> str:
-    """Return the source code of a result of `place_of()`; empty if it cannot be read."""
-    return linecache.getline(*source_line(place)[:2]).strip()
 
 
 def _current_line() -> str:

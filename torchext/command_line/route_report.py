@@ -1,4 +1,4 @@
-"""The command `torchext route`: the dispatch keys that a call of an operator visits."""
+"""The report of the command `torchext route`: the dispatch keys that a call of an operator visits."""
 
 from __future__ import annotations
 
@@ -15,47 +15,13 @@ from ..fake import fake_mode
 from ..inference import inference_mode
 from ..inspect import route
 
-__all__ = ["configure"]
+__all__ = ["run"]
 
 MISUSED = 2
 
-DESCRIPTION = """\
-Print the dispatch keys that a call of an operator visits, the kernel at each, and its effect. Runs no operator.
 
-examples:
-  torchext route aten::add.Tensor
-  torchext route aten::add.Tensor "torch.ones(2, requires_grad=True)" 1
-  torchext route aten::linear --shape 2,4 --device cuda --fake
-  torchext route aten::sum "torch.ones(2, 3)" dim=[0] keepdim=True
-
-Arguments are Python expressions with `torch` in scope, or NAME=EXPRESSION. They are evaluated: do not pass text from a
-source that you do not trust. Missing tensors are filled in with torch.ones(SHAPE).
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Make `parser` the parser of this command."""
-    parser.description = DESCRIPTION
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.set_defaults(run=lambda options: _run(parser, options))
-    add = parser.add_argument
-    add("operator", metavar="NAMESPACE::NAME[.OVERLOAD]", help="the operator, such as aten::add.Tensor")
-    add("arguments", nargs="*", metavar="EXPRESSION", help="the arguments of the call, or NAME=EXPRESSION")
-    add(
-        "--shape",
-        type=_shape,
-        default="2,2",
-        metavar="N,N",
-        help="the shape of tensors that are filled in (default: 2,2)",
-    )
-    add("--device", default="cpu", help="the device on which the expressions create tensors (default: cpu)")
-    add("--fake", action="store_true", help="make the tensors fake, with fake CUDA devices")
-    add("--requires-grad", action="store_true", help="make tensors that are filled in require gradients")
-    add("--inference-mode", action="store_true", help="make the tensors, and the call, in inference mode")
-    terminal.add_shared_flags(parser, quiet="print no table, for example with --json")
-
-
-def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Print the route, and return the exit code."""
     try:
         with ExitStack() as block:
             if options.inference_mode:
@@ -86,13 +52,6 @@ def _message(error: Exception, options: argparse.Namespace) -> str:
         return f"--device {options.device}: {text}. Add --fake to use fake CUDA devices."
     near = terminal.suggestion(options.operator, names) if options.operator not in names else ""
     return f"{text}{near or '.'}"
-
-
-def _shape(text: str) -> list[int]:
-    sizes = [size.strip() for size in text.split(",") if size.strip()]
-    if not all(size.isdecimal() for size in sizes):
-        raise argparse.ArgumentTypeError(f"expected sizes such as 2,4, got {text!r}")
-    return [int(size) for size in sizes]
 
 
 def _evaluate(expressions: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:

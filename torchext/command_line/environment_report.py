@@ -1,4 +1,4 @@
-"""The command `torchext env`: the versions and the state that a bug report needs."""
+"""The report of the command `torchext env`: the versions and the state that a bug report needs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,14 @@ from ..inference import inference_mode
 from ..inspect import patches
 from ..installation import library_path
 
-__all__ = ["configure"]
+__all__ = ["run"]
 
 VARIABLES = ("TORCHEXT_", "TORCH_", "PYTORCH_", "CUDA_", "LD_PRELOAD", "OMP_NUM_THREADS")
 """The beginnings of the environment variables that change the behavior of torch and torchext."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Make `parser` the parser of this command."""
-    parser.description = (
-        "Print the versions, the build, the owners of the dispatch keys, the installed patches, and the self-tests. "
-        "Add the output to a bug report."
-    )
-    parser.set_defaults(run=_run)
-    terminal.add_shared_flags(parser, quiet="print no report, for example with --json")
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Print the report, and return the exit code."""
     found = describe_environment()
     if not options.quiet and options.json != terminal.STDOUT:
         print("\n".join(_lines(found)))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from ..tools.checks import check_is_int
 from .rates import RATES, PeakRates
 
-__all__ = ["FakeGPU", "as_fake_gpu"]
+__all__ = ["UNLIMITED", "FakeGPU", "as_fake_gpu"]
 
+UNLIMITED = 1 << 50  # bytes: more than any device has, to measure the memory that a program needs
 MIB = 2**20
 MAX_DEVICES = 64  # PyTorch's own limit, `C10_COMPILE_TIME_MAX_GPUS`
 

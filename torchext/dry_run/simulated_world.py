@@ -14,10 +14,11 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from .. import _C
+from ..descriptions.assumed_value import AssumedValue
+from ..descriptions.gpus import FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
-from ..fake.assumed_values import AssumedValue, AssumedValues, assuming_values
-from ..fake.gpus import FakeGPU, as_fake_gpu
+from ..fake.assumed_values import AssumedValues, assuming_values
 from ..tools.calls import Block
 from ..tools.checks import check_is_int
 from ..tools.deprecation import RenamedAttribute, renamed_keywords
@@ -31,15 +32,13 @@ from .meshes import separate_meshes
 from .nccl import names_of_nccl
 from .paged_memory import refusing_paged_memory
 from .pretrained import models_without_weights
+from .rank_report import DEFAULT_VALUES
 from .recorder import Recorder
 from .saving import not_writing_fakes
 from .store import SingleRankStore
 from .triton_driver import triton_in_a_world
 
-__all__ = ["DEFAULT_VALUES", "World", "world"]
-
-DEFAULT_VALUES = "assume,masks=all,routing=balanced"
-"""The default policy for reads of values that do not exist, of `world()` and of the command line."""
+__all__ = ["World", "world"]
 
 # Programs recognize a CUDA build of PyTorch by `torch.version.cuda`.
 CUDA_VERSION = "12.8"

@@ -1,0 +1,1 @@
+"""Descriptions of GPUs and of runs, which commands use without importing PyTorch."""
