@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -74,6 +75,50 @@ def test_program_that_fits_is_ended_after_its_steps(fresh_command: Command) -> N
     assert re.search(r"^  parameters +73.\d\d KiB", ended.out, re.MULTILINE)
     assert "train.py:4 in <module>" in ended.out, "the line that made the parameters"
     assert re.findall(r"step (\d) of 3", ended.err) == ["1", "2", "3"]
+
+
+MEETS = """
+    import os, socket, sys, time
+    address = ("127.0.0.1", int(sys.argv[1]))
+    print("rank", os.environ["RANK"], "reads", sys.stdin.read())
+    if os.environ["RANK"] == "1":
+        socket.create_server(address).accept()
+    else:
+        while True:
+            try:
+                socket.create_connection(address).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+"""
+
+
+def test_ranks_run_at_the_same_time_and_are_reported_in_their_order(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ("--world-size", "2", "--rank", "0,1", "--to-end", "--no-flops", "--jobs", "2")
+    ended = command(MEETS, *options, arguments=["train.py", str(port)])
+    assert ended.code == 0, ended.err
+    assert re.findall(r"^rank \d (?:of|reads).*?(?=[,:\n])", ended.out, re.MULTILINE) == [
+        "rank 0 reads ",
+        "rank 0 of 2",
+        "rank 1 reads ",
+        "rank 1 of 2",
+    ]
+
+
+def test_one_job_runs_a_rank_when_the_one_before_has_ended(command: Command) -> None:
+    program = """
+        import os, sys
+        print("rank", os.environ["RANK"], "is shown directly:", os.readlink("/proc/self/fd/1") == sys.argv[1])
+    """
+    place = str(Path("/proc/self/fd/1").readlink())
+    options = ("--world-size", "2", "--rank", "all", "--to-end", "--no-flops", "--jobs", "1")
+    ended = command(program, *options, arguments=["train.py", place])
+    assert [f"rank {rank} is shown directly: True" in ended.out for rank in (0, 1)] == [True, True]
 
 
 def test_policies_for_values_are_checked(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
@@ -629,6 +674,7 @@ def test_each_rank_reports_when_it_is_done(command: Command) -> None:
         (["--per-node", "0", "--", "train.py"], r"--per-node: expected at least 1, got 0"),
         (["--", "python", "-c", "pass"], r"-c: expected a script, or -m and a module, after python"),
         (["--rank", "1", "--", "train.py"], r"without --world-size has rank 0 only, got '1'; give --world-size"),
+        (["--jobs", "0", "--", "train.py"], r"--jobs: expected at least 1, got 0"),
         (["--world-size", "0", "--", "train.py"], r"--world-size: expected at least 1, got 0"),
         (["--steps", "0", "--", "train.py"], r"--steps: expected at least 1, got 0"),
         (

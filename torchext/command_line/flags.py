@@ -13,7 +13,7 @@ __all__ = ["DIFFERENT", "UNKNOWN", "configure_check_init", "configure_env", "con
 
 
 def _run_by(parser: argparse.ArgumentParser, module: str) -> None:
-    """Make `run()` of a module beside this one the work of the command of `parser`."""
+    """Make `run()` of a module of this package the work of the command of `parser`."""
     parser.set_defaults(run=lambda options: import_module(f".{module}", __package__).run(parser, options))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -55,6 +56,7 @@ The rank with the worst outcome decides, in the order 1, 3, 4, {GREW}, 0.
 """
 
 STAGES = "stages"
+MOST_JOBS = 8  # by default, because each rank takes about half a GiB
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +70,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rank",
         default="0",
         metavar="R,R-R",
-        help="the ranks to run, one after the other: ranks and ranges, `all`, or `stages` (default: 0). `stages` is "
+        help="the ranks to run: ranks and ranges, `all`, or `stages` (default: 0). `stages` is "
         "rank 0 and each rank that exchanges messages with one of these, as the stages of a pipeline do",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=min(os.cpu_count() or 1, MOST_JOBS),
+        metavar="N",
+        help="the number of ranks that run at a time; only the first reads stdin (default: the number of processors, "
+        f"at most {MOST_JOBS})",
     )
     add("--gpu", default="H100-80GB", metavar="MODEL", help="the model of the GPUs, such as A100 (default: H100-80GB)")
     add(
@@ -188,7 +198,8 @@ class _Run:
         try:
             with self._processes:
                 while self._ranks:
-                    self._print(self._processes.report_of(self._ranks.pop(0)))
+                    number = self._ranks.pop(0)
+                    self._print(self._processes.report_of(number, self._ranks))
         except KeyboardInterrupt:
             self._is_interrupted = True
             for report in self._processes.finished_reports():
@@ -264,7 +275,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program
     """Exit with an error if an argument is wrong."""
     if not program or program == ["-m"]:
         parser.error("the program is missing: give it after --, as in -- train.py --batch-size 4")
-    for flag in ("world_size", "per_node", "steps", "forwards"):
+    for flag in ("world_size", "per_node", "steps", "forwards", "jobs"):
         value = getattr(options, flag)
         if value is not None and value < 1:
             parser.error(f"--{flag.replace('_', '-')}: expected at least 1, got {value}")

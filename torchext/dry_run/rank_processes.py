@@ -13,6 +13,7 @@ import os
 import pickle
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -116,10 +117,13 @@ class RankProcesses:
         """Return the reports of the ranks that have ended, also of those that ran because another rank waited."""
         return [rank.report for rank in self._ranks.values() if rank.report is not None]
 
-    def report_of(self, number: int) -> RankReport:
-        """Run a rank, if it has not run yet, and return its report."""
+    def report_of(self, number: int, following: Sequence[int] = ()) -> RankReport:
+        """Run a rank, if it has not run yet, and return its report. As `--jobs` allows, also run `following` ranks."""
         rank = self._ranks.get(number) or self._start(number, is_shown=self._is_shown)
+        ahead = [other for other in following if other not in self._ranks]
         while rank.report is None:
+            while ahead and len(self._running()) < self.options.jobs:
+                self._start(ahead.pop(0), is_shown=False, stdin=subprocess.DEVNULL)
             self._turn()
             self._show_output(rank)
         self._show_output(rank)
@@ -132,8 +136,8 @@ class RankProcesses:
         if self._is_shown:
             rank.show_output()
 
-    def _start(self, number: int, *, is_shown: bool) -> _Rank:
-        self._ranks[number] = rank = _Rank(self, number, is_shown)  # closed even if starting it fails
+    def _start(self, number: int, *, is_shown: bool, stdin: int | None = None) -> _Rank:
+        self._ranks[number] = rank = _Rank(self, number, is_shown, stdin)  # closed even if starting it fails
         rank.run(self.gpu)
         return rank
 
@@ -236,11 +240,12 @@ class _Rank:
         has_hung_up: Whether the process has closed its end.
     """
 
-    def __init__(self, job: RankProcesses, number: int, is_shown: bool) -> None:
+    def __init__(self, job: RankProcesses, number: int, is_shown: bool, stdin: int | None = None) -> None:
         self.report: RankReport | None = None
         self.awaits: Awaited | None = None
         self._job = job
         self._number = number
+        self._stdin = stdin
         self._block = ExitStack()
         self._output = None if is_shown else self._files_for_output()
         self._shown = [0, 0]
@@ -268,6 +273,7 @@ class _Rank:
             environment_for(self._files, self._job.launch.environment),
             FILES,
             pass_fds=[theirs.fileno()],
+            stdin=self._stdin,
             stdout=out,
             stderr=err,
         )
