@@ -6,11 +6,12 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "../support/locks.h"
 #include "../support/simd_clones.h"
+#include "hankel_product.h"
 #include "mt19937.h"
 
 namespace torchext {
@@ -133,131 +134,121 @@ Polynomial power(std::uint64_t exponent) {
   return result;
 }
 
-// ---- Windows ----
+// ---- Jumping ----
 
-// Four consecutive exponents. The first one occurs in the polynomial; `lowest` is its offset in its block of kN
-// exponents. `pattern` is a mask of the next three.
-struct Window {
-  std::uint16_t lowest;
-  std::uint16_t pattern;  // bit k is set if lowest + 1 + k occurs
-};
-
-constexpr std::size_t kWindowBits = 4;
-constexpr std::size_t kPatterns = std::size_t{1} << (kWindowBits - 1);
-
-// The windows of a polynomial, block by block.
-using Windows = std::array<std::vector<Window>, (kDegree + kN - 1) / kN>;
-
-bool hasExponent(const Polynomial& p, std::size_t exponent) {
-  return exponent < kDegree && ((p[exponent / kWordBits] >> (exponent % kWordBits)) & 1U) != 0U;
-}
-
-Windows windowsOf(const Polynomial& p) {
-  Windows windows;
-  std::size_t exponent = 0;
-  while (exponent < kDegree) {
-    if (!hasExponent(p, exponent)) {
-      ++exponent;
-      continue;
-    }
-    std::uint16_t pattern = 0;
-    for (std::size_t k = 0; k + 1 < kWindowBits; ++k) {
-      pattern = static_cast<std::uint16_t>(pattern | (hasExponent(p, exponent + 1 + k) ? 1U << k : 0U));
-    }
-    windows[exponent / kN].push_back({static_cast<std::uint16_t>(exponent % kN), pattern});
-    exponent += kWindowBits;
+std::uint64_t withReversedBits(std::uint64_t word) {
+  std::uint64_t result = 0;
+  for (std::size_t bit = 0; bit < kWordBits; ++bit) {
+    result = (result << 1U) | ((word >> bit) & 1U);
   }
-  return windows;
+  return result;
 }
 
-// The windows of t^exponent, cached: a model repeats its layers, so distances repeat.
-std::shared_ptr<const Windows> powerWindows(std::uint64_t exponent) {
+// t^exponent with the bits of each word reversed, cached: a model repeats its layers, so distances repeat.
+std::shared_ptr<const Polynomial> reversedPower(std::uint64_t exponent) {
   constexpr std::size_t kMaxRemembered = 64;
-  static std::map<std::uint64_t, std::shared_ptr<const Windows>> remembered;
+  static std::map<std::uint64_t, std::shared_ptr<const Polynomial>> remembered;
   const Locked lock{LockRank::kJumps};
   if (const auto found = remembered.find(exponent); found != remembered.end()) {
     return found->second;
   }
-  auto windows = std::make_shared<const Windows>(windowsOf(power(exponent)));
+  auto words = std::make_shared<Polynomial>(power(exponent));
+  std::transform(words->begin(), words->end(), words->begin(), withReversedBits);
   if (remembered.size() == kMaxRemembered) {
     remembered.erase(remembered.begin());
   }
-  remembered.emplace(exponent, windows);
-  return windows;
+  remembered.emplace(exponent, words);
+  return words;
 }
 
-// ---- Jumping ----
-
-// For each pattern, the sums of words of two blocks that the windows of the first block select. The size of the windows
-// is chosen so that the sums fit in a first-level cache.
-using PatternSums = std::array<std::array<std::uint32_t, 2 * kN>, kPatterns>;
-
-// Reads kWindowBits - 1 words beyond the two blocks.
+// Returns bit 0 of the words of `x` and of the blocks after it.
 TORCHEXT_SIMD_CLONES
-void sumPatterns(const std::uint32_t* blocks, PatternSums& sums) {
-  std::copy_n(blocks, 2 * kN, sums[0].data());
-  for (std::size_t k = 0; k + 1 < kWindowBits; ++k) {
-    const std::size_t bit = std::size_t{1} << k;
-    for (std::size_t pattern = bit; pattern < 2 * bit; ++pattern) {
-      const std::uint32_t* without = sums[pattern - bit].data();
-      std::uint32_t* with = sums[pattern].data();
-      for (std::size_t i = 0; i < 2 * kN; ++i) {
-        with[i] = without[i] ^ blocks[i + k + 1];
+void readLowestBits(const Words& x, Product& bits) {
+  constexpr std::size_t kHalfBits = kWordBits / 2;
+  constexpr std::size_t kHalves = 2 * kN / kHalfBits;  // in two blocks
+  static_assert(2 * kN % kHalfBits == 0 && 2 * std::tuple_size_v<Product> % kHalves == 0);
+  std::array<std::uint32_t, 2 * std::tuple_size_v<Product>> halves{};
+  std::array<std::uint32_t, 2 * kN> blocks;
+  std::copy(x.begin(), x.end(), blocks.data() + kN);
+  for (std::size_t first = 0; first < halves.size(); first += kHalves) {
+    std::copy_n(blocks.data() + kN, kN, blocks.data());
+    if (first != 0) {
+      mt19937::nextBlock(blocks.data());
+    }
+    std::copy_n(blocks.data(), kN, blocks.data() + kN);
+    mt19937::nextBlock(blocks.data() + kN);
+    for (std::size_t half = 0; half < kHalves; ++half) {
+      std::uint32_t word = 0;
+      for (std::uint32_t i = 0; i < kHalfBits; ++i) {
+        word |= (blocks[half * kHalfBits + i] & 1U) << i;
       }
+      halves[first + half] = word;
     }
+  }
+  for (std::size_t i = 0; i < bits.size(); ++i) {
+    bits[i] = halves[2 * i] | std::uint64_t{halves[2 * i + 1]} << kHalfBits;
   }
 }
 
-// Adds to x[j] the sum over the windows w of sums[w.pattern][w.lowest + j], for 0 <= j < kN. Processes pieces that stay
-// in registers, so that a window costs one load per vector.
+// Replaces bit j of consecutive words by bit j + 1, given bit 0. Word k + n is the sum of word k + m, y >> 1, and a if
+// y is odd, where y consists of the upper bit of word k and the other bits of word k + 1. So bit j of words k + n and
+// k + m determines bit j + 1 of word k + 1 or, if that is the upper bit, of word k, which takes its place here.
 TORCHEXT_SIMD_CLONES
-void addWindows(const PatternSums& sums, const std::vector<Window>& windows, std::uint32_t* x) {
-  using Vector = std::uint32_t __attribute__((vector_size(32), aligned(4), may_alias));
-  constexpr std::size_t kLanes = sizeof(Vector) / sizeof(std::uint32_t);
-  constexpr std::size_t kPiece = 6 * kLanes;
-  static_assert(kN % kPiece == 0);
-  for (std::size_t piece = 0; piece < kN; piece += kPiece) {
-    auto* out = reinterpret_cast<Vector*>(x + piece);
-    Vector s0 = out[0], s1 = out[1], s2 = out[2], s3 = out[3], s4 = out[4], s5 = out[5];
-    for (const Window& window : windows) {
-      const auto* words = reinterpret_cast<const Vector*>(sums[window.pattern].data() + window.lowest + piece);
-      s0 ^= words[0];
-      s1 ^= words[1];
-      s2 ^= words[2];
-      s3 ^= words[3];
-      s4 ^= words[4];
-      s5 ^= words[5];
-    }
-    out[0] = s0;
-    out[1] = s1;
-    out[2] = s2;
-    out[3] = s3;
-    out[4] = s4;
-    out[5] = s5;
+void shiftBit(const std::uint64_t* bit0, std::size_t count, bool adds_bit0, std::uint64_t* bits) {
+  constexpr std::size_t kNextN = kN - 1, kNextM = kM - 1;
+  const std::uint64_t mask = adds_bit0 ? ~std::uint64_t{0} : 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto at = [&](std::size_t bit) {
+      const std::size_t word = i + bit / kWordBits;
+      return bits[word] >> (bit % kWordBits) | bits[word + 1] << (kWordBits - bit % kWordBits);
+    };
+    bits[i] = at(kNextN) ^ at(kNextM) ^ (bit0[i] & mask);
   }
 }
 
-// Every word after the seed block is a linear function of the state, so the words obey the recurrence of the
-// characteristic polynomial: the word at distance n is a sum of words in the next 33 blocks.
+// Sets bit `bit` of the words, which is 0, to `bits` from the `first`th on.
+TORCHEXT_SIMD_CLONES
+void writeBit(const std::uint64_t* bits, std::size_t first, std::size_t bit, std::uint32_t* words) {
+  constexpr std::size_t kHalfBits = kWordBits / 2;
+  for (std::size_t i = 0; i < kN; i += kHalfBits) {
+    const std::size_t word = (first + i) / kWordBits, shift = (first + i) % kWordBits;
+    const auto half = static_cast<std::uint32_t>(bits[word] >> shift | bits[word + 1] << (kWordBits - shift));
+    for (std::uint32_t k = 0; k < kHalfBits; ++k) {
+      words[i + k] |= ((half >> k) & 1U) << bit;
+    }
+  }
+}
+
+// Returns the block of words 1 to kN, given bit 0 of the words from word 0 on.
+Words wordsOf(const Polynomial& bit0) {
+  constexpr std::size_t kUpper = 31;
+  std::array<std::uint32_t, kN + kWordBits> words{};
+  Polynomial bits = bit0;
+  writeBit(bits.data(), 1, 0, words.data());
+  for (std::size_t bit = 1; bit <= kUpper; ++bit) {
+    const std::size_t needed = kN + 2 + (kUpper - bit) * (kN - 1);
+    shiftBit(bit0.data(), (needed + kWordBits - 1) / kWordBits, ((kA >> (bit - 1)) & 1U) != 0U, bits.data());
+    writeBit(bits.data(), bit == kUpper ? 2 : 1, bit, words.data());
+  }
+  Words block;
+  std::copy_n(words.begin(), kN, block.begin());
+  return block;
+}
+
+// Every word after the seed block is a linear function of the state, so each bit of the words obeys the recurrence of
+// the characteristic polynomial: the bit at distance n is a sum of bits in the next 32 blocks. That is computed for
+// bit 0 of as many words as determine the other bits.
 void jumpBlocks(Words& x, std::uint64_t blocks) {
-  const auto windows = powerWindows(blocks * kN);
-  std::vector<std::uint32_t> sequence((windows->size() + 2) * kN);
-  std::copy(x.begin(), x.end(), sequence.begin());
-  for (std::size_t i = 1; i < windows->size() + 2; ++i) {
-    std::uint32_t* block = sequence.data() + i * kN;
-    std::copy_n(block - kN, kN, block);
-    mt19937::nextBlock(block);
-  }
-  x.fill(0);
-  PatternSums sums;
-  for (std::size_t i = 0; i < windows->size(); ++i) {
-    sumPatterns(sequence.data() + i * kN, sums);
-    addWindows(sums, (*windows)[i], x.data());
-  }
+  const auto power = reversedPower(blocks * kN - 1);
+  Product ahead;
+  readLowestBits(x, ahead);
+  Polynomial bits;
+  multiplyHankel(bits.size(), power->data(), ahead.data(), bits.data());
+  x = wordsOf(bits);
 }
 
 void advanceBlocks(Words& x, std::uint64_t blocks) {
-  constexpr std::uint64_t kJumpPaysFrom = 4096;
+  constexpr std::uint64_t kJumpPaysFrom = 1024;
   if (blocks == 0) {
     return;
   }

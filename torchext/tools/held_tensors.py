@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch.nn import Module, Parameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import _C
 
@@ -47,6 +47,11 @@ LRU_CACHE = type(functools.lru_cache(len))
 # Modules whose types are implemented in C: read-only views, iterators, generators, caches. These expose their
 # references to the garbage collector, but before Python 3.11 generators do not expose their variables.
 MODULES_IN_C = frozenset({"builtins", "types", "itertools", "functools", "collections", "operator", "_operator"})
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor that wraps others, such as a `DTensor`. Fast for other tensors and parameters."""
+    return type(tensor) is not Parameter and is_traceable_wrapper_subclass(tensor)
 
 
 class Held(NamedTuple):
@@ -139,8 +144,9 @@ def _held_by(module: Module, reach: _Reach) -> Iterator[tuple[torch.Tensor, str,
             for name, tensor in value.items():
                 if tensor is not None:
                     yield tensor, name, True
-                    yield from ((other, name, False) for other in reach.tensors_on(tensor, name))
-        elif id(type(value)) not in LEAF_TYPES and not (type(value) is OrderedDict and not value):  # no hooks
+                    if attributes := reach.attributes_once(tensor):
+                        yield from ((other, name, False) for other in reach.tensors_among(attributes, name))
+        elif not (id(type(value)) in LEAF_TYPES or reach.leads_nowhere(attribute, value)):
             yield from ((tensor, attribute, False) for tensor in reach.tensors_in(value, attribute))
 
 
@@ -158,13 +164,19 @@ class _Reach:
         self._into_caches = into_caches
         self._modules = set(map(id, root.modules())) if isinstance(root, Module) else set()
         self._seen: dict[int, object] = {}  # kept alive, so that addresses are not reused
-        self._descriptors: dict[int, _Descriptors] = {}  # by the address of the class, which may be unhashable
+        self._descriptors = dict(_OF_TORCH)  # by the address of the class, which may be unhashable
         self.hidden_modules: list[tuple[Module, str]] = []
         """Modules that are not descendants, for example in a list, with the names of the attributes to them."""
 
-    def tensors_on(self, tensor: torch.Tensor, name: str) -> Iterator[torch.Tensor]:
-        """Yield the selected tensors in attributes of `tensor`."""
-        yield from self._search([(value, True) for value in self._attributes_once(tensor)], name)
+    def leads_nowhere(self, attribute: str, value: Any) -> bool:
+        """Return True for the attributes that every module has, if they hold nothing but known modules."""
+        if type(value) in (set, OrderedDict):  # hooks, names of buffers
+            return not value
+        return attribute == "_modules" and type(value) is dict and self._modules.issuperset(map(id, value.values()))
+
+    def tensors_among(self, attributes: list[object], name: str) -> Iterator[torch.Tensor]:
+        """Yield the selected tensors in attributes of a tensor."""
+        yield from self._search([(value, True) for value in attributes], name)
 
     def tensors_in(self, value: object, name: str) -> Iterator[torch.Tensor]:
         """Yield the tensors in the containers that make up `value`, and the selected ones in other objects there."""
@@ -180,7 +192,7 @@ class _Reach:
             if _is(value, torch.Tensor):
                 if not is_in_object or self._is_wanted(value):
                     yield value
-                stack.extend((part, True) for part in reversed(self._attributes_once(value)))
+                stack.extend((part, True) for part in reversed(self.attributes_once(value)))
             elif _is(value, Module):
                 self._register_module(value, name)
             elif id(value) not in self._seen:
@@ -189,7 +201,7 @@ class _Reach:
                 content = [*_content(value, self._into_caches), *self._attributes(value)]
                 stack.extend((part, is_in_object) for part in reversed(content))
 
-    def _attributes_once(self, tensor: torch.Tensor) -> list[object]:
+    def attributes_once(self, tensor: torch.Tensor) -> list[object]:
         """Return the attributes of a tensor the first time, and nothing afterwards."""
         attributes = self._attributes(tensor)
         if not attributes or id(tensor) in self._seen:
@@ -295,3 +307,6 @@ class _Descriptors(NamedTuple):
             except AttributeError:  # not set
                 continue
         return found
+
+
+_OF_TORCH = {id(cls): _Descriptors.of(cls) for cls in (torch.Tensor, Parameter)}

@@ -133,6 +133,8 @@ class Lease:
     def acquire(self) -> None:
         """Hold the lease until the matching `release()`."""
         self._count.hold()
+        if self.is_active and not self._is_settling:  # nothing to install, and no other thread removes the patches
+            return
         try:
             self.settle()
         except BaseException:
