@@ -8,17 +8,28 @@ and with several.
     python benchmarks/materialize.py [--device D] [--millions N] [--threads N ...] [--repeats N] [--models NAME ...]
 
 Fresh memory from the system can cost more than all computing, especially in virtual machines, and varies: compare the
-ratio with the limit's.
+ratio with the limit's. The last tables measure that: user, system and wall seconds for a model of 512 MiB, minimum,
+median and maximum of 20 alternating runs. Each run begins without freed memory, either in one process or in a process of
+its own, with transparent huge pages and without. The host of a virtual machine may take free memory back after
+seconds, so the runs in one process are also made with a pause before each.
+
+    python benchmarks/materialize.py --fresh [--runs N] [--fresh-models NAME ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
+import json
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -143,6 +154,102 @@ def compare(name: str, build: Build, repeats: int) -> None:
     )
 
 
+# ---- Fresh memory ----
+
+
+class Cost(NamedTuple):
+    """The seconds of one run."""
+
+    user: float
+    system: float
+    wall: float
+
+
+def cost(run: Callable[[], object], pause: float) -> Cost:
+    """Return the cost of one call without freed memory, after a pause."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    time.sleep(pause)
+    before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    result = run()
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    del result
+    return Cost(after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime, wall)
+
+
+def materialized(build: Build) -> Callable[[], object]:
+    """Return a function that materializes a new recording."""
+    return partial(materialize_module, deferred_init(build))
+
+
+class FreshRuns(NamedTuple):
+    """What one process measures: `runs` times, ours, eager construction, or both in turn."""
+
+    model: str
+    has_huge_pages: bool
+    pause: float
+    runs: int
+    is_ours: bool | None = None  # None: both in turn
+
+    def measure(self) -> list[Cost]:
+        """Measure in this process."""
+        libc = ctypes.CDLL(None)
+        libc.prctl(41, int(not self.has_huge_pages), 0, 0, 0)  # PR_SET_THP_DISABLE
+        libc.mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: larger blocks return to the system when they are freed
+        torch.set_default_device("cpu")
+        small = partial(MODELS[self.model], 4)
+        cost(materialized(small), 0), cost(small, 0)  # first-use checks
+        build = partial(MODELS[self.model], 128)  # 512 MiB
+        costs = []
+        for _ in range(self.runs):
+            if self.is_ours is not False:
+                costs.append(cost(materialized(build), self.pause))
+            if self.is_ours is not True:
+                costs.append(cost(build, self.pause))
+        return costs
+
+    def in_process(self) -> list[Cost]:
+        """Measure in a new process."""
+        command = [sys.executable, __file__, "--one", json.dumps(self)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return [Cost(*one) for one in json.loads(output)]
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Return minimum, median and maximum."""
+    return " ".join(f"{one:.{digits}f}" for one in (min(values), statistics.median(values), max(values)))
+
+
+def fresh_row(name: str, costs: list[Cost]) -> None:
+    """Print the row of alternating costs of ours and eager construction."""
+    ours, eager = costs[::2], costs[1::2]
+    columns = [spread([getattr(one, field) for one in side]) for side in (ours, eager) for field in Cost._fields]
+    pairs = list(zip(ours, eager, strict=True))
+    processor = [(a.user + a.system) / (b.user + b.system) for a, b in pairs]
+    print(f"| {name} | {' | '.join(columns)} | {spread(processor)} | {spread([a.wall / b.wall for a, b in pairs])} |")
+    sys.stdout.flush()
+
+
+def fresh_memory(models: list[str], runs: int) -> None:
+    """Compare with eager construction on fresh memory."""
+    print(f"\nFresh memory, 512 MiB, {torch.get_num_threads()} threads: minimum, median, maximum of {runs} runs\n")
+    print(
+        "| model, huge pages, memory | user, ours | system | wall | user, eager | system | wall | CPU ratio | wall ratio |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for model in models:
+        for has_huge_pages in (True, False):
+            pages = f"{model}, {'on' if has_huge_pages else 'off'}"
+            for pause in (0, 3):
+                costs = FreshRuns(model, has_huge_pages, pause, runs).in_process()
+                fresh_row(f"{pages}, freed {'before' if pause == 0 else f'{pause} s before'}", costs)
+            costs = []
+            for _ in range(runs):
+                for is_ours in (True, False):
+                    costs += FreshRuns(model, has_huge_pages, 0, 1, is_ours).in_process()
+            fresh_row(f"{pages}, fresh processes", costs)
+
+
 def main() -> None:
     """Run all comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -151,7 +258,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--device", default="cpu", help="device on which the models are constructed")
+    parser.add_argument("--fresh", action="store_true", help="compare only on fresh memory")
+    parser.add_argument("--fresh-models", nargs="+", choices=MODELS, default=["normal_"])
+    parser.add_argument("--runs", type=int, default=20, help="runs on fresh memory")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.one:
+        print(json.dumps(FreshRuns(*json.loads(options.one)).measure()))
+        return
+    if options.fresh:
+        fresh_memory(options.fresh_models, options.runs)
+        return
     torch.set_default_device(options.device)
     where = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     for threads in options.threads:

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "../support/fresh_pages.h"
 #include "fill_method.h"
 #include "pieces.h"
 #include "slices.h"
@@ -21,18 +22,20 @@ struct Job {
   FillMethod method;
   AfterStretch after;
 
-  void computeStretch(std::int64_t begin, std::int64_t end, Engine& engine) const {
-    method(fill, values + begin * static_cast<std::int64_t>(c10::elementSize(fill.dtype)), end - begin, engine);
-    after(begin, end);
+  std::byte* at(std::int64_t value) const {
+    return values + value * static_cast<std::int64_t>(c10::elementSize(fill.dtype));
   }
 
   // Advances `engine` from the beginning to the end of the slice.
   void computeSlice(std::int64_t begin, std::int64_t end, Engine& engine) const {
     constexpr std::int64_t kStretch = 16384;  // values: 64 KiB of float32, fits in a second-level cache
     const Pieces stretches{end - begin, kStretch};
+    FreshPages pages{at(begin), static_cast<std::size_t>(at(end) - at(begin))};
     for (std::int64_t i = 0; i < stretches.count; ++i) {
       const auto [from, to] = stretches.piece(i);
-      computeStretch(begin + from, begin + to, engine);
+      pages.provide(at(begin + to));
+      method(fill, at(begin + from), to - from, engine);
+      after(begin + from, begin + to);
     }
   }
 };

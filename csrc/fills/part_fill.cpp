@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "../support/fresh_pages.h"
 #include "fill_method.h"
 #include "mt19937_jump.h"
 #include "pieces.h"
@@ -33,9 +34,13 @@ class PartWalk {
         engine_{engine} {}
 
   void write(const FillRun& run) {
+    constexpr std::int64_t kStretch = 16384;  // values: see fill.cpp
     auto* to = static_cast<std::byte*>(run.values);
+    FreshPages pages{to, static_cast<std::size_t>((run.end - run.begin) * element_bytes_)};
     for (std::int64_t value = run.begin; value < run.end;) {
-      const std::int64_t written = writeSome(value, run.end, to);
+      const std::int64_t end = std::min(run.end, value + kStretch);
+      pages.provide(to + (end - value) * element_bytes_);
+      const std::int64_t written = writeSome(value, end, to);
       value += written;
       to += written * element_bytes_;
     }
@@ -50,8 +55,7 @@ class PartWalk {
 
   // Writes values from `begin` on and returns their number. Whole chunks are written directly to their place.
   std::int64_t writeSome(std::int64_t begin, std::int64_t end, std::byte* to) {
-    constexpr std::int64_t kStretch = 16384;  // values: see fill.cpp
-    const std::int64_t direct = std::min(wholeChunks(std::min(end, tail_) - begin), kStretch);
+    const std::int64_t direct = wholeChunks(std::min(end, tail_) - begin);
     if (begin % kNormalChunk == 0 && direct > 0) {
       fill(begin, direct, to);
       return direct;

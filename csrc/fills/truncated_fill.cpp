@@ -10,6 +10,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include "../support/fresh_pages.h"
 #include "exactness.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"
@@ -99,9 +100,11 @@ class Part {
   void fillRun(std::uint32_t index, Engine& engine) {
     const FillRun& run = runs_[index];
     const Pieces stretches{run.end - run.begin, kStretch};
+    FreshPages pages{run.values, static_cast<std::size_t>(at(run, run.end) - at(run, run.begin))};
     for (std::int64_t i = 0; i < stretches.count; ++i) {
       const auto [from, to] = stretches.piece(i);
       std::byte* own = at(run, run.begin + from);
+      pages.provide(at(run, run.begin + to));
       void* values = own == nullptr ? static_cast<void*>(buffer_.data()) : own;
       fillByOwnKernel(normal_, values, to - from, engine);
       scan(values, to - from);

@@ -11,7 +11,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 
-#include "huge_pages.h"
+#include "fresh_pages.h"
 #include "locks.h"
 
 namespace torchext {

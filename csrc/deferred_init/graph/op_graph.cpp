@@ -15,7 +15,7 @@
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
 #include "../../marks/source_lines.h"
-#include "../../support/huge_pages.h"
+#include "../../support/fresh_pages.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/recycled_memory.h"
 #include "../../support/stack_utils.h"
