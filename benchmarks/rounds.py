@@ -28,7 +28,7 @@ class Sample(NamedTuple):
     ours: float
     peer: float
     limit: float | None = None
-    """What it costs at least: the physical limit, measured in the same round."""
+    """The physical limit: the least cost on this hardware, measured in the same round."""
     at_most: float | None = None
     """The ratio to the peer that the project aims at."""
 
