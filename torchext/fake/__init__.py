@@ -17,7 +17,7 @@ from ..errors import DataDependentError, UnsupportedOperatorError
 from ..tools.calls import Block
 from ..tools.deprecation import renamed_keywords
 from ..tools.leases import while_fakes_live
-from . import cuda, patches  # noqa: F401  (declares what is replaced)
+from . import cuda, patches, without_dynamo  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
 from .fake_tensor_mode import fakes_on_this_thread
 from .threads import carry_blocks, carry_blocks_to_threads
