@@ -1,30 +1,35 @@
 """Time and memory for a dry run of a training step.
 
-Prints three tables:
+Prints four tables:
 
 - For one rank of a Llama in a world: seconds until the end of the first step, including construction and sharding;
   seconds of a later step; the share of sharding propagation in the first step; and the resident memory.
 - The overhead of tracking on a fake step.
 - A step on the CPU, real and tracked, fake and tracked, and with PyTorch's MemTracker under FakeTensorMode: seconds,
   and the reported peak.
+- The command line: wall and CPU seconds of commands, and CPU seconds over those of `import torch` and of the program in
+  a process that has imported torch and torchext.
 
-    python benchmarks/dry_run.py [--repeats N] [--only jobs|tracking|peers]
+    python benchmarks/dry_run.py [--repeats N] [--only jobs|tracking|peers|commands]
 
-Each line is a separate process; times are medians. Jobs are bound by PyTorch's Python code: modules, hooks, and
-sharding propagation, whose share is shown.
+Each line is a separate process; times are medians, for commands of interleaved runs. Jobs are bound by PyTorch's Python
+code: modules, hooks, and sharding propagation, whose share is shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -228,6 +233,59 @@ def measure_peer(shape: str, how: str, repeats: int) -> dict[str, float]:
     return {"seconds": statistics.median(seconds), "mib": memory.peak_allocated("cpu").allocated / MIB}
 
 
+# A dry run makes two steps of it, and one to count operations.
+SMALL_PROGRAM = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1000):
+    model(torch.randn(32, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+# Prints the CPU seconds of a rank that runs a program after the imports of its process.
+OWN_TIME = """
+import sys, time
+import torch
+from torchext.descriptions.gpus import FakeGPU
+from torchext.dry_run.rank_report import DEFAULT_VALUES, Goal
+from torchext.dry_run.running import run_rank
+start = time.process_time()
+run_rank(
+    sys.argv[1:], is_module=False, size=1, rank=0, gpu=FakeGPU("H100-80GB"), per_node=8, is_launched=False, goal=Goal(),
+    values=DEFAULT_VALUES, traces_lines=True, counts_flops=True, is_quiet=True,
+)
+print(time.process_time() - start)
+"""
+
+
+def own_time_of(path: str) -> float:
+    """Return the CPU seconds of a program in a process that has imported torch and torchext."""
+    command = [sys.executable, "-c", OWN_TIME, path]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+class Times(NamedTuple):
+    """The seconds of a command."""
+
+    wall: float
+    cpu: float
+
+
+def times_of(command: list[str]) -> Times:
+    """Run a command with its child processes."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before, start = spent(), time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return Times(time.perf_counter() - start, spent() - before)
+
+
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "job": measure_job,
     "tracking": measure_tracking,
@@ -281,18 +339,58 @@ def print_peers(repeats: int) -> None:
         print("".join(cells), flush=True)
 
 
+def print_commands(repeats: int) -> None:
+    """Print the table of the command line."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(SMALL_PROGRAM)
+        torchext = [sys.executable, "-m", "torchext"]
+        dry_run = [*torchext, "dry-run", "--quiet"]
+        ranks = ["--world-size", "4", "--rank", "all"]
+        commands = {
+            'python -c "import torch"': [sys.executable, "-c", "import torch"],
+            "torchext --help": [*torchext, "--help"],
+            "torchext --version": [*torchext, "--version"],
+            "torchext completion bash": [*torchext, "completion", "bash"],
+            "torchext env": [*torchext, "env"],
+            "torchext dry-run, 1 rank": [*dry_run, "--", str(path)],
+            "torchext dry-run, 4 ranks": [*dry_run, *ranks, "--", str(path)],
+            "torchext dry-run, 4 ranks, --jobs 1": [*dry_run, *ranks, "--jobs", "1", "--", str(path)],
+        }
+        found: dict[str, list[Times]] = {name: [] for name in commands}
+        own: list[float] = []
+        for _ in range(repeats):
+            own.append(own_time_of(str(path)))
+            for name, command in commands.items():
+                found[name].append(times_of(command))
+    floor = statistics.median(one.cpu for one in found['python -c "import torch"'])
+    program = statistics.median(own)
+    print(f"\n{os.cpu_count()} processors; the program itself takes {program:.2f} s")
+    print("| command | wall, s | CPU, s | CPU over that of its floor |\n| --- | ---: | ---: | ---: |")
+    for name, times in found.items():
+        wall, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+        count = 4 if "4 ranks" in name else 1 if "1 rank" in name else 0
+        ratio = cpu / (count * (floor + program) or floor)
+        print(f"| {name} | {wall:.2f} | {cpu:.2f} | {ratio:.2f} |")
+
+
 def main() -> None:
     """Run all measurements, or the selected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=["jobs", "tracking", "peers"])
+    parser.add_argument("--only", choices=["jobs", "tracking", "peers", "commands"])
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         what, *arguments = json.loads(options.one)
         print(json.dumps(MEASURES[what](*arguments)))
         return
-    for name, show in (("jobs", print_jobs), ("tracking", print_tracking), ("peers", print_peers)):
+    for name, show in (
+        ("jobs", print_jobs),
+        ("tracking", print_tracking),
+        ("peers", print_peers),
+        ("commands", print_commands),
+    ):
         if options.only in (None, name):
             show(options.repeats)
 
