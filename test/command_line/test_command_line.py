@@ -39,6 +39,43 @@ def test_module_and_function_are_the_same_command() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--help"], ["--version"], ["completion", "bash"], ["dry-run", "--world-sise", "4"]),
+        *([name, "--help"] for name in COMMANDS),
+    ],
+    ids=" ".join,
+)
+def test_flags_are_read_without_pytorch(arguments: list[str]) -> None:
+    code = """
+import sys, torchext_command
+try:
+    torchext_command.main()
+finally:
+    print("torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", code, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.stdout.endswith("False\n"), ended.stderr
+
+
+def test_module_reads_flags_without_pytorch() -> None:
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    command = [sys.executable, "-m", "torchext", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "argparse" in imported
+    assert "torch" not in imported
+
+
+def test_command_imports_what_an_expression_of_the_user_needs() -> None:
+    command = [sys.executable, "-m", "torchext", "route", "aten::add.Tensor", "torch.ones(2)", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "add" in ended.stdout
+
+
 def test_parsers_are_those_of_all_commands() -> None:
     parsers = command_line.parsers()
     assert list(parsers) == ["torchext", *(f"torchext {name}" for name in COMMANDS)]

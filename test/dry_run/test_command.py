@@ -77,6 +77,38 @@ def test_program_that_fits_is_ended_after_its_steps(fresh_command: Command) -> N
     assert re.findall(r"step (\d) of 3", ended.err) == ["1", "2", "3"]
 
 
+# Modules that take long to import, and that PyTorch imports only for programs that need them.
+HEAVY = [
+    *("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.onnx"),
+    *("matplotlib", "rich", "transformers"),
+]
+
+
+def test_only_the_rank_imports_pytorch_and_no_module_that_its_program_does_not_need(tmp_path: Path) -> None:
+    program = f"""
+        import sys
+        def heavy():
+            return [name for name in {["sympy", *HEAVY]} if name in sys.modules]
+        print("before:", heavy())
+        import torch
+        model = torch.nn.Linear(4, 4).cuda()
+        model(torch.randn(2, 4, device="cuda")).sum().backward()
+        heavy = [name for name in heavy() if name != "sympy"]  # imported by PyTorch's Meta kernels
+        print("after:", heavy)
+    """
+    (tmp_path / "program.py").write_text(dedent(program))
+    code = """
+import sys, torchext_command
+code = torchext_command.main()
+print("torch" in sys.modules, code)
+"""
+    command = [sys.executable, "-c", code, "dry-run", "--to-end", "--", str(tmp_path / "program.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "before: []\n" in ended.stdout, ended.stderr
+    assert "after: []\n" in ended.stdout
+    assert ended.stdout.endswith("False 0\n")
+
+
 MEETS = """
     import os, socket, sys, time
     address = ("127.0.0.1", int(sys.argv[1]))
