@@ -7,6 +7,7 @@ Prints tables of medians, all measured in one run:
   scaled up from one layer.
 - Recording: time and memory of one operator.
 - Materialization: against eager construction on about 1 B parameters, and its peak of resident memory.
+- Small models: time of recording and of materializing, and peak of resident memory, against eager construction.
 
     python benchmarks/deferred_init.py [--repeats N] [--calls N] [--operators N]
 
@@ -56,6 +57,37 @@ class Memory(NamedTuple):
     model: int
     largest: int
     peak: int
+
+
+class Few(nn.Module):
+    """Three parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Parameter(torch.randn(8)) for _ in range(3))
+
+
+class Tiny(nn.Module):
+    """Many tensors of 8 elements in a list."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.tensors = [torch.randn(8) for _ in range(count)]
+
+
+def small_layers(count: int) -> nn.Module:
+    """Return layers with `count` parameters together."""
+    return nn.ModuleList(nn.Linear(16, 16) for _ in range(count // 2))
+
+
+# Models whose cost is that of calls, not of elements, and how many of each are constructed in one measurement.
+SMALL: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "one Linear(4, 4)": (partial(nn.Linear, 4, 4), 200),
+    "three parameters of 8": (Few, 200),
+    "10,000 in Linear(16, 16)": (partial(small_layers, 10_000), 1),
+    "10,000 of 8 in a list": (partial(Tiny, 10_000), 1),
+    "100,000 of 8 in a list": (partial(Tiny, 100_000), 1),
+}
 
 
 class Recording(NamedTuple):
@@ -306,6 +338,48 @@ def materialization_memory() -> None:
     print(f"{'peak':32}{memory.peak / MIB:9.1f}{memory.peak / target:9.2f}")
 
 
+def small_times(build: Callable[[], nn.Module], calls: int, repeats: int) -> dict[str, float]:
+    """Return the durations of one construction, of recording it, and of materializing it, in seconds."""
+
+    def materialize() -> float:
+        deferred = [deferred_init(build) for _ in range(calls)]
+        return seconds(lambda: [materialize_module(model) for model in deferred])
+
+    runs = {
+        "eager": lambda: seconds(lambda: [build() for _ in range(calls)]),
+        "recording": lambda: seconds(lambda: [deferred_init(build) for _ in range(calls)]),
+        "materializing": materialize,
+        # One after another: PyTorch's functions are replaced and given back each time.
+        "both": lambda: seconds(lambda: [materialize_module(deferred_init(build)) for _ in range(calls)]),
+    }
+    return {name: value / calls for name, value in medians(runs, repeats).items()}
+
+
+def peak_of_small(name: str, is_deferred: bool) -> int:
+    """Return the growth of the peak of resident memory by one small model, in bytes."""
+    build, _ = SMALL[name]
+    for warm_up in (partial(nn.Linear, 4, 4), Few):  # loads everything that is loaded on first use
+        materialize_module(deferred_init(warm_up))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = materialize_module(deferred_init(build)) if is_deferred else build()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    del model
+    return peak * 1024
+
+
+def small_models(repeats: int) -> None:
+    """Print the table of small models."""
+    peaks = {name: [in_subprocess(peak_of_small, name, way) / MIB for way in (False, True)] for name in SMALL}
+    print(f"\nSmall models, medians of {repeats}; peaks of resident memory, MiB\n")
+    names = ("eager, ms", "recording", "materializing", "both")
+    print(f"{'':26}{names[0]:>11}" + "".join(f"{name + ' / eager':>23}" for name in names[1:]), end="")
+    print(f"{'eager peak':>13}{'deferred peak':>15}")
+    for name, (build, calls) in SMALL.items():
+        eager, *others = small_times(build, calls, repeats).values()
+        print(f"{name:26}{eager * 1e3:11.3f}" + "".join(f"{value / eager:23.2f}" for value in others), end="")
+        print(f"{peaks[name][0]:13.1f}{peaks[name][1]:15.1f}")
+
+
 def main() -> None:
     """Run all comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -317,6 +391,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
     # First, because a subprocess inherits the peak of its parent.
+    small_models(repeats)
     recording_memory(options.operators)
     materialization_memory()
     construction("the Llama-2-7B shape (transformers)", llama, repeats)

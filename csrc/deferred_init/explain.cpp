@@ -252,7 +252,7 @@ void Explainer::explainNode(const OpNode& node) {
     operation.generator_offset = node.tape()->draws();
     operation.draws = node.tape()->length();
   }
-  operation.source = node.source();
+  operation.source = std::string{node.source()};
   if (const auto found = planned_.find(&node); found != planned_.end()) {
     explainPlan(operation, *found->second);
   }
@@ -302,7 +302,7 @@ std::optional<std::string> Explainer::partsOf(const PlannedOperator& planned) {
 
 std::string Explainer::describe(const TensorArgument& argument, std::vector<std::int64_t>& reads) {
   if (argument.device) {
-    return "like " + shapeOf(argument.geometry);
+    return "like " + shapeOf(argument.geometry());
   }
   if (argument.number) {
     return formatted(IValue(*argument.number), TypeKind::NumberType);
@@ -311,7 +311,7 @@ std::string Explainer::describe(const TensorArgument& argument, std::vector<std:
     const at::Tensor& tensor = argument.external->tensor();
     return c10::str("real ", nameOf(tensor.scalar_type()), "[", c10::Join(", ", tensor.sizes()), "]");
   }
-  ExplainedTensor tensor = show(*argument.value, argument.geometry);
+  ExplainedTensor tensor = show(*argument.value, argument.geometry());
   reads.push_back(tensor.value);
   return std::move(tensor.text);
 }
@@ -331,10 +331,10 @@ ExplainedTensor Explainer::show(const StorageValue& value, const Geometry& shown
 // An operator that writes through a view leaves the rest unchanged: the value has the geometry of the whole.
 Geometry Explainer::wholeOf(const OpNode& node, const WrittenStorage& written) {
   if (!written.is_argument || written.was_resized) {
-    return written.geometry;
+    return written.geometry();
   }
   const TensorArgument& argument = node.tensors()[written.position];
-  return geometries_[static_cast<std::size_t>(numberOf(*argument.value, argument.geometry))];
+  return geometries_[static_cast<std::size_t>(numberOf(*argument.value, argument.geometry()))];
 }
 
 ExplainedValue Explainer::addValue(const Geometry& geometry) {

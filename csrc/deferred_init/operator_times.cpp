@@ -106,8 +106,8 @@ std::int64_t bytesWritten(const OpNode& node) {
   std::int64_t sum = 0;
   for (const WrittenStorage& written : node.written()) {
     const bool keeps_size = written.is_argument && !written.was_resized;
-    sum +=
-        static_cast<std::int64_t>((keeps_size ? node.tensors()[written.position].geometry : written.geometry).nbytes());
+    sum += static_cast<std::int64_t>(
+        (keeps_size ? node.tensors()[written.position].geometry() : written.geometry()).nbytes());
   }
   return sum;
 }
@@ -117,7 +117,7 @@ double predictedSeconds(const OpNode& node, Costs& costs) {
     return 0;
   }
   if (isFill(node)) {
-    const Geometry& geometry = node.tensors().front().geometry;
+    const Geometry& geometry = node.tensors().front().geometry();
     return costs.ofFill(node, c10::typeMetaToScalarType(geometry.dtype)).of(elementsOf(geometry));
   }
   return costs.ofZeros().of(bytesWritten(node));

@@ -165,7 +165,7 @@ class Digester {
     }
     for (const WrittenStorage& written : node.written()) {
       items.addNumber(written.position);
-      items.add(written.geometry);
+      items.add(written.geometry());
     }
     return items.digest();
   }
@@ -176,7 +176,7 @@ class Digester {
     } else if (argument.external != nullptr) {
       items.add(digestOfReal(argument.external->tensor()));
     } else {
-      items.add(argument.geometry);
+      items.add(argument.geometry());
     }
     if (argument.same_as) {
       items.addNumber(*argument.same_as);
@@ -222,7 +222,7 @@ Source sourceOfDraws(const OpNode& node, TapeReader& tape) {
   addCall(items, node, tape);
   std::string text = c10::toString(node.op().operator_name());
   if (!node.tensors().empty()) {
-    const auto& sizes = node.tensors().front().geometry.sizes;
+    const auto& sizes = node.tensors().front().geometry().sizes;
     items.addNumber(c10::multiply_integers(sizes));
     text = c10::str(text, " of ", c10::IntArrayRef(sizes));
   }

@@ -96,7 +96,7 @@ def held_tensors(
 def _parts_held(tensor: torch.Tensor, name: str, is_registered: bool, buffers_only: bool) -> Iterator[Held]:
     is_parameter = isinstance(tensor, Parameter)
     if not (buffers_only and is_parameter):
-        for part in parts_of(tensor):
+        for part in parts_of(tensor) if is_wrapper(tensor) else (tensor,):
             yield Held(part, name, is_registered, is_parameter, part is not tensor, tensor)
 
 
@@ -187,12 +187,15 @@ class _Reach:
         stack = values[::-1]
         while stack:
             value, is_in_object = stack.pop()
-            if id(type(value)) in LEAF_TYPES or _is_one_of(value, LEAVES):
+            if id(type(value)) in LEAF_TYPES:
                 continue
             if _is(value, torch.Tensor):
                 if not is_in_object or self._is_wanted(value):
                     yield value
-                stack.extend((part, True) for part in reversed(self.attributes_once(value)))
+                if attributes := self.attributes_once(value):
+                    stack.extend((part, True) for part in reversed(attributes))
+            elif _is_one_of(value, LEAVES):
+                continue
             elif _is(value, Module):
                 self._register_module(value, name)
             elif id(value) not in self._seen:

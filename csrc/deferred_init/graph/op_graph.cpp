@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "../../marks/source_lines.h"
 #include "../../support/fresh_pages.h"
 #include "../../support/plain_tensors.h"
+#include "../../support/recently_shared.h"
 #include "../../support/recycled_memory.h"
 #include "../../support/stack_utils.h"
 
@@ -59,6 +61,38 @@ const Tensor& placeholder() {
   static const Tensor tensor{c10::make_intrusive<c10::TensorImpl>(
       DispatchKeySet{DispatchKey::CPU}, caffe2::TypeMeta::Make<float>(), c10::Device{c10::kCPU})};
   return tensor;
+}
+
+bool isSameNumber(double a, double b) {
+  return std::memcmp(&a, &b, sizeof(a)) == 0;  // distinguishes zeros
+}
+
+bool areSameInts(c10::ArrayRef<c10::IValue> a, c10::ArrayRef<c10::IValue> b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const c10::IValue& x, const c10::IValue& y) { return x.toInt() == y.toInt(); });
+}
+
+// Returns true if both are the same. May return false for arguments that are rarely the same.
+bool isSameArgument(const c10::IValue& a, const c10::IValue& b) {
+  return (a.isNone() && b.isNone()) || (a.isInt() && b.isInt() && a.toInt() == b.toInt()) ||
+         (a.isBool() && b.isBool() && a.toBool() == b.toBool()) ||
+         (a.isDouble() && b.isDouble() && isSameNumber(a.toDouble(), b.toDouble())) ||
+         (a.isDevice() && b.isDevice() && a.toDevice() == b.toDevice()) ||
+         (a.isTensor() && b.isTensor() && a.toTensor().is_same(b.toTensor())) ||
+         (a.isIntList() && b.isIntList() && areSameInts(a.toListRef(), b.toListRef()));
+}
+
+// Returns the arguments of a call, shared with a recent call: layers of a model repeat them.
+std::shared_ptr<const Stack> shared(Stack arguments) {
+  thread_local RecentlyShared<Stack, 8> recent;
+  // Others may keep memory alive.
+  if (!std::all_of(arguments.begin(), arguments.end(), [](const auto& one) { return isSameArgument(one, one); })) {
+    return std::make_shared<const Stack>(std::move(arguments));
+  }
+  const auto is_same = [&arguments](const Stack& known) {
+    return std::equal(known.begin(), known.end(), arguments.begin(), arguments.end(), isSameArgument);
+  };
+  return recent.get(is_same, [&arguments] { return std::move(arguments); });
 }
 
 // Returns true for a call that makes tensors in pinned memory.
@@ -104,6 +138,14 @@ Geometry Geometry::of(const Tensor& tensor) {
           tensor.is_conj(),
           tensor.is_neg(),
           tensor._is_zerotensor()};
+}
+
+SharedGeometry SharedGeometry::of(const Tensor& tensor) {
+  thread_local RecentlyShared<Geometry, 8> recent;
+  SharedGeometry geometry;
+  geometry.shared_ = recent.get([&tensor](const Geometry& known) { return known.fits(tensor); },
+                                [&tensor] { return Geometry::of(tensor); });
+  return geometry;
 }
 
 bool Geometry::fits(const Tensor& tensor) const {
@@ -167,7 +209,10 @@ Tensor Geometry::makeEmptyTensor(c10::Device device) const {
 }
 
 StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t output, const Storage& storage)
-    : writer_{std::move(writer)}, output_{output}, device_{storage.device()}, nbytes_{storage.nbytes()} {
+    : writer_{std::move(writer)},
+      output_{static_cast<std::uint32_t>(output)},
+      device_{storage.device()},
+      nbytes_{storage.nbytes()} {
   const WrittenStorage& written = writer_->written()[output_];
   is_pinned_ = written.is_argument ? writer_->tensors()[written.position].value->is_pinned_ : makesPinned(*writer_);
 }
@@ -212,11 +257,11 @@ TensorArgument TensorArgument::of(const Tensor& tensor) {
   TensorArgument argument;
   argument.value = valueOf(tensor);
   if (argument.value != nullptr) {
-    argument.geometry = Geometry::of(tensor);
+    argument.shared_geometry = SharedGeometry::of(tensor);
     return argument;
   }
-  argument.number = wrappedNumber(tensor);
-  if (argument.number) {
+  if (const auto number = wrappedNumber(tensor)) {
+    argument.number = std::make_unique<const c10::Scalar>(*number);
     return argument;
   }
   argument.external = std::make_shared<const ExternalTensor>(tensor);
@@ -225,7 +270,7 @@ TensorArgument TensorArgument::of(const Tensor& tensor) {
 
 TensorArgument TensorArgument::metadataOf(const Tensor& tensor) {
   TensorArgument argument;
-  argument.geometry = Geometry::of(tensor);
+  argument.shared_geometry = SharedGeometry::of(tensor);
   argument.device = tensor.device();
   return argument;
 }
@@ -278,10 +323,13 @@ class EarlierTensors {
 }  // namespace
 
 OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
-    : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::current()}, source_{tracedSourceLine()} {
+    : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::shared()} {
+  if (std::string source = tracedSourceLine(); !source.empty()) {
+    source_ = std::make_unique<const std::string>(std::move(source));
+  }
   const auto count = op_.schema().arguments().size();
-  arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
-  const bool reads_metadata_only = isFactory(op_, arguments_);
+  Stack arguments(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  const bool reads_metadata_only = isFactory(op_, arguments);
   EarlierTensors earlier;
   const auto take = [&](const Tensor& tensor) {
     tensors_.push_back(reads_metadata_only && tensor.layout() == c10::kStrided ? TensorArgument::metadataOf(tensor)
@@ -291,7 +339,8 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
     }
     return placeholder();
   };
-  mapTensors(arguments_, count, take);
+  mapTensors(arguments, count, take);
+  arguments_ = shared(std::move(arguments));
 }
 
 OpNode::~OpNode() = default;
@@ -304,7 +353,7 @@ const WrittenStorage* OpNode::writtenTo(std::size_t tensor) const {
 }
 
 Stack OpNode::arguments(c10::ArrayRef<Tensor> tensors) const {
-  Stack stack = arguments_;
+  Stack stack = *arguments_;
   std::size_t next = 0;
   const auto put = [&](const Tensor& /*placeholder*/) { return tensors[next++]; };
   mapTensors(stack, stack.size(), put);

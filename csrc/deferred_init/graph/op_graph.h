@@ -29,12 +29,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Scalar.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include "../../fake/storage/fake_storage.h"
 #include "../../support/locks.h"
@@ -87,6 +90,23 @@ struct Geometry {
 
   // Makes a real tensor with a new storage and arbitrary values.
   at::Tensor makeEmptyTensor(c10::Device device) const;
+};
+
+// A geometry that tensors may have in common: most operators of a constructor are on tensors of few shapes.
+class SharedGeometry {
+ public:
+  // No sizes.
+  SharedGeometry() = default;
+
+  static SharedGeometry of(const at::Tensor& tensor);
+
+  const Geometry& operator*() const noexcept {
+    static const Geometry none;
+    return shared_ == nullptr ? none : *shared_;
+  }
+
+ private:
+  std::shared_ptr<const Geometry> shared_;
 };
 
 // Makes a real storage with arbitrary contents.
@@ -171,13 +191,13 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
 
  private:
   std::shared_ptr<const OpNode> writer_;
-  std::size_t output_ = 0;
+  std::uint32_t output_ = 0;
   std::uint32_t repeats_ = 0;
-  bool is_pinned_ = false;
   c10::Device device_;
+  bool is_pinned_ = false;
+  std::atomic<bool> is_current_{true};
   std::size_t nbytes_;
   c10::Storage constant_;
-  std::atomic<bool> is_current_{true};
   mutable std::shared_ptr<StorageValue> computed_;
 };
 
@@ -194,10 +214,15 @@ void setValue(const c10::Storage& storage, StorageValuePtr value);
 
 // A tensor among the arguments of a recorded operator. One of `value`, `number`, `external` and `device` is set.
 struct TensorArgument {
+  // Empty for `number` and `external`.
+  const Geometry& geometry() const noexcept {
+    return *shared_geometry;
+  }
+
   StorageValuePtr value;
-  Geometry geometry;
+  SharedGeometry shared_geometry;
   // A Python number, which reaches an operator that takes a tensor as a "wrapped number".
-  std::optional<c10::Scalar> number;
+  std::unique_ptr<const c10::Scalar> number;
   // A tensor that was real when the operator was recorded: NOTE [The value at recording time].
   std::shared_ptr<const ExternalTensor> external;
   // The device of a tensor that is used for its metadata only, such as the argument of `zeros_like`.
@@ -213,13 +238,17 @@ struct TensorArgument {
 
 // A storage that a recorded operator writes.
 struct WrittenStorage {
+  // That of a returned tensor or a resized argument, according to the fake.
+  const Geometry& geometry() const noexcept {
+    return *shared_geometry;
+  }
+
   // The position among the tensor arguments if `is_argument`, else among `returnedTensors()`.
   std::uint32_t position = 0;
   bool is_argument = false;
   // True for an `out` argument that had another size before.
   bool was_resized = false;
-  // The geometry of a returned tensor or a resized argument, according to the fake.
-  Geometry geometry;
+  SharedGeometry shared_geometry;
 };
 
 // Returns the tensors among the results of an operator, including undefined ones: a kernel may return an undefined
@@ -256,7 +285,7 @@ class OpNode {
     return tensors_;
   }
 
-  const std::vector<WrittenStorage>& written() const noexcept {
+  c10::ArrayRef<WrittenStorage> written() const noexcept {
     return written_;
   }
 
@@ -264,7 +293,7 @@ class OpNode {
   const WrittenStorage* writtenTo(std::size_t tensor) const;
 
   const ThreadState& threadState() const noexcept {
-    return thread_state_;
+    return *thread_state_;
   }
 
   // Null if the call draws nothing.
@@ -273,13 +302,13 @@ class OpNode {
   }
 
   // The source line that recorded the call, or empty: source_lines.h.
-  const std::string& source() const noexcept {
-    return source_;
+  std::string_view source() const noexcept {
+    return source_ == nullptr ? std::string_view{} : *source_;
   }
 
   // The arguments, with a placeholder in place of each tensor.
   const torch::jit::Stack& arguments() const noexcept {
-    return arguments_;
+    return *arguments_;
   }
 
   // The arguments, with `tensors[i]` in place of the i-th tensor.
@@ -289,12 +318,12 @@ class OpNode {
   std::uint64_t number_;
   c10::OperatorHandle op_;
   // As recorded, with a placeholder for each tensor, so that the graph keeps no fake alive.
-  torch::jit::Stack arguments_;
+  std::shared_ptr<const torch::jit::Stack> arguments_;
   std::vector<TensorArgument> tensors_;
-  std::vector<WrittenStorage> written_;
-  ThreadState thread_state_;
+  c10::SmallVector<WrittenStorage, 1> written_;
+  std::shared_ptr<const ThreadState> thread_state_;
   TapePositionPtr tape_;
-  std::string source_;
+  std::unique_ptr<const std::string> source_;
 };
 
 // Returns all operators that led to `values`, in recording order.

@@ -27,7 +27,7 @@ bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
 bool readsPart(const LiveOperator& live, std::size_t tensor) {
   const LiveValue& argument = live.arguments[tensor];
   return argument.hasWriter() && argument.value->nbytes() >= kMinBytesForParts &&
-         isMuchSmaller(live.node->tensors()[tensor].geometry, argument.value->nbytes()) &&
+         isMuchSmaller(live.node->tensors()[tensor].geometry(), argument.value->nbytes()) &&
          live.node->writtenTo(tensor) == nullptr;
 }
 
@@ -175,15 +175,15 @@ void DemandPass::addToChains(const LiveOperator& live) {
     const LiveValue& value = live.arguments[i];
     if (value.hasWriter()) {
       Chain& chain = chains_[chain_of_.of(value)];
-      (readsPart(live, i) ? chain.parts : chain.others).push_back(&node.tensors()[i].geometry);
+      (readsPart(live, i) ? chain.parts : chain.others).push_back(&node.tensors()[i].geometry());
     }
   }
   for (const auto i : c10::irange(node.written().size())) {
     const WrittenStorage& written = node.written()[i];
     Chain& chain = chains_[chain_of_.of(live.place)[i]];
-    chain.others.push_back(&written.geometry);
+    chain.others.push_back(&written.geometry());
     if (written.is_argument) {
-      chain.others.push_back(&node.tensors()[written.position].geometry);
+      chain.others.push_back(&node.tensors()[written.position].geometry());
     }
   }
 }
@@ -314,7 +314,7 @@ Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule)
   for (const auto i : c10::irange(reads.size())) {
     const LiveValue& value = live.arguments[i];
     if (value.hasWriter() && reads[i] && node.writtenTo(i) == nullptr) {
-      request(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry, *reads[i])));
+      request(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry(), *reads[i])));
     }
   }
   return box;
@@ -332,7 +332,7 @@ void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartR
     if (value == nullptr || !isSameValue(*value, *recorded)) {
       continue;
     }
-    const auto box = grid.boxOf(node.tensors()[i].geometry);
+    const auto box = grid.boxOf(node.tensors()[i].geometry());
     if (box) {
       const Box needed = rule == PartRule::kAnyLayout ? *box : box->keepingStrides();
       touched = touched ? touched->with(needed) : needed;
@@ -360,7 +360,7 @@ void DemandPass::requestTensor(const LiveOperator& live, std::size_t tensor, Par
     requestAll(value);
     return;
   }
-  const auto box = gridOf(value).boxOf(live.node->tensors()[tensor].geometry);
+  const auto box = gridOf(value).boxOf(live.node->tensors()[tensor].geometry());
   if (box) {
     request(value, rule == PartRule::kNone ? box->keepingStrides() : *box);
   }

@@ -107,28 +107,29 @@ bool mayHaveSteps(const OpNode& fill) {
   const auto is_finite = [](const c10::IValue& value) {
     return !value.isDouble() || std::isfinite(inSinglePrecision(value.toDouble()));
   };
-  return filled.value != nullptr && filled.value->device().is_cpu() && filled.geometry.isContiguous() &&
-         c10::multiply_integers(filled.geometry.sizes) >= kMinElements &&
+  return filled.value != nullptr && filled.value->device().is_cpu() && filled.geometry().isContiguous() &&
+         c10::multiply_integers(filled.geometry().sizes) >= kMinElements &&
          std::all_of(fill.arguments().begin(), fill.arguments().end(), is_finite);
 }
 
 std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) {
   if (node.threadState().settings->flushesDenormals() || node.written().size() != 1 || node.tensors().empty() ||
-      node.tensors().front().value == nullptr || node.tensors().front().geometry != shown || !isFloatingPoint(shown)) {
+      node.tensors().front().value == nullptr || node.tensors().front().geometry() != shown ||
+      !isFloatingPoint(shown)) {
     return std::nullopt;
   }
   const WrittenStorage& written = node.written().front();
   if (inPlace(node.op()) && takesSafeNumbers(node)) {
     const bool keeps_memory = written.is_argument
                                   ? written.position == 0 && !written.was_resized
-                                  : written.geometry == shown && isWholeStorage(*node.tensors().front().value, shown);
+                                  : written.geometry() == shown && isWholeStorage(*node.tensors().front().value, shown);
     return keeps_memory ? std::optional{shown} : std::nullopt;
   }
-  const bool is_same_shape = !written.is_argument && written.geometry.sizes == shown.sizes &&
-                             written.geometry.isContiguous() && written.geometry.storage_offset == 0;
+  const bool is_same_shape = !written.is_argument && written.geometry().sizes == shown.sizes &&
+                             written.geometry().isContiguous() && written.geometry().storage_offset == 0;
   const bool converts =
-      isConversion(node) && node.tensors().size() == 1 && is_same_shape && isFloatingPoint(written.geometry);
-  return converts ? std::optional{written.geometry} : std::nullopt;
+      isConversion(node) && node.tensors().size() == 1 && is_same_shape && isFloatingPoint(written.geometry());
+  return converts ? std::optional{written.geometry()} : std::nullopt;
 }
 
 bool worksInPlace(const OpNode& step) {
@@ -138,8 +139,8 @@ bool worksInPlace(const OpNode& step) {
 ElementwiseStep::ElementwiseStep(const OpNode& node)
     : node_{&node},
       op_{inPlace(node.op())},
-      source_{node.tensors().front().geometry},
-      shown_{op_ ? source_ : node.written().front().geometry} {
+      source_{node.tensors().front().geometry()},
+      shown_{op_ ? source_ : node.written().front().geometry()} {
   std::transform(node.tensors().begin() + 1, node.tensors().end(), std::back_inserter(numbers_),
                  [](const TensorArgument& argument) { return at::native::wrapped_scalar_tensor(*argument.number); });
 }

@@ -21,16 +21,16 @@ std::optional<ByteSet> bytesOf(const Geometry& geometry) {
 // and then shows bytes that it did not show before: `add(a, b, out=t[:0])`.
 const Geometry* geometryAfter(const OpNode& node, std::size_t tensor, std::size_t argument) {
   if (const WrittenStorage* written = node.writtenTo(tensor)) {
-    return &written->geometry;
+    return &written->geometry();
   }
   // If several tensors share a storage, only the first is listed as written.
   const bool may_change = node.op().schema().arguments()[argument].is_out() || node.op().hasTag(at::Tag::inplace_view);
-  return may_change ? nullptr : &node.tensors()[tensor].geometry;
+  return may_change ? nullptr : &node.tensors()[tensor].geometry();
 }
 
 Footprint footprintOf(const OpNode& node, std::size_t tensor, std::size_t argument) {
   const StorageValue& value = *node.tensors()[tensor].value;
-  const Geometry& geometry = node.tensors()[tensor].geometry;
+  const Geometry& geometry = node.tensors()[tensor].geometry();
   const ByteSet whole = wholeOf(value);
   const std::optional<ByteSet> own = bytesOf(geometry);
   const bool goes_beyond = reachesBeyondElements(node.op());

@@ -71,14 +71,15 @@ std::optional<c10::ScalarType> dtypeOf(const TensorArgument& argument) {
   if (argument.number) {
     return std::nullopt;
   }
-  return argument.external != nullptr ? argument.external->tensor().scalar_type() : dtypeOf(argument.geometry);
+  return argument.external != nullptr ? argument.external->tensor().scalar_type() : dtypeOf(argument.geometry());
 }
 
 c10::IntArrayRef sizesOf(const TensorArgument& argument) {
   if (argument.number) {
     return {};
   }
-  return argument.external != nullptr ? argument.external->tensor().sizes() : c10::IntArrayRef(argument.geometry.sizes);
+  return argument.external != nullptr ? argument.external->tensor().sizes()
+                                      : c10::IntArrayRef(argument.geometry().sizes);
 }
 
 // ---- Choosing the rule ----
@@ -93,7 +94,7 @@ bool writesOneTensor(const OpNode& node) {
     return written.position == 0 && !isPinMemory(node.op());
   }
   const TensorArgument& argument = node.tensors()[written.position];
-  return !written.was_resized && written.geometry == argument.geometry && !argument.value->isPinned();
+  return !written.was_resized && written.geometry() == argument.geometry() && !argument.value->isPinned();
 }
 
 // Returns true if the call reads the elements that it writes through another tensor. The order of such reads and writes
@@ -106,7 +107,7 @@ bool readsWhatItWrites(const OpNode& node) {
   const TensorArgument& target = node.tensors()[written.position];
   return std::any_of(node.tensors().begin(), node.tensors().end(), [&target](const TensorArgument& argument) {
     return argument.value != nullptr && isSameValue(*argument.value, *target.value) &&
-           argument.geometry != target.geometry;
+           argument.geometry() != target.geometry();
   });
 }
 
@@ -205,11 +206,11 @@ bool isRandomFill(const OpNode& node) {
       node.tensors().front().value == nullptr || !node.tensors().front().value->device().is_cpu()) {
     return false;
   }
-  const Geometry& geometry = node.tensors().front().geometry;
+  const Geometry& geometry = node.tensors().front().geometry();
   if (!geometry.isContiguous()) {
     return false;
   }
-  const RequestedFill fill = requestedFillOf(node, start->mark().engine);
+  const RequestedFill fill = requestedFillOf(node, start->mark().keptEngine());
   return fill.random || fill.truncated;
 }
 
@@ -296,8 +297,8 @@ std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& range
 // has no rule here.
 RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
   const TensorArgument& filled = node.tensors().front();
-  const std::int64_t count = c10::multiply_integers(filled.geometry.sizes);
-  const c10::ScalarType dtype = dtypeOf(filled.geometry);
+  const std::int64_t count = c10::multiply_integers(filled.geometry().sizes);
+  const c10::ScalarType dtype = dtypeOf(filled.geometry());
   if (const auto distribution = distributionOf(node.op())) {
     const RandomFill fill{*distribution, dtype, node.arguments()[1].toDouble(), node.arguments()[2].toDouble()};
     return canFillParts(fill, count, engine) ? RequestedFill{fill, std::nullopt} : RequestedFill{};
@@ -310,7 +311,7 @@ RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& en
 }
 
 const Geometry& writtenGeometry(const OpNode& node) {
-  return node.written().front().geometry;
+  return node.written().front().geometry();
 }
 
 PartRule partRuleOf(const OpNode& node) {
@@ -349,8 +350,8 @@ std::optional<std::size_t> copiedArgument(const OpNode& node) {
   const std::size_t source = is_clone ? 0 : 1;
   const TensorArgument& argument = node.tensors()[source];
   const Geometry& written = writtenGeometry(node);
-  if (argument.value == nullptr || argument.geometry.dtype != written.dtype ||
-      argument.geometry.sizes != written.sizes || !written.isContiguous() || argument.value->isPinned()) {
+  if (argument.value == nullptr || argument.geometry().dtype != written.dtype ||
+      argument.geometry().sizes != written.sizes || !written.isContiguous() || argument.value->isPinned()) {
     return std::nullopt;
   }
   if (!is_clone) {

@@ -35,7 +35,7 @@ std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optiona
   }
   const WrittenStorage& written = node.written()[output];
   const bool keeps_size = written.is_argument && !written.was_resized;
-  return keeps_size ? node.tensors()[written.position].value->nbytes() : written.geometry.bytesReached();
+  return keeps_size ? node.tensors()[written.position].value->nbytes() : written.geometry().bytesReached();
 }
 
 // Returns true if a value with the parts `before` holds exactly `parts` among them.
@@ -57,7 +57,7 @@ std::size_t bytesOfUnreadArguments(const PlannedOperator& planned) {
     const TensorArgument& argument = planned.node->tensors()[i];
     const bool is_unread =
         argument.value != nullptr && planned.reads[i].value == nullptr && planned.node->writtenTo(i) == nullptr;
-    sum += is_unread && argument.geometry.hasElements() ? argument.value->nbytes() : 0;
+    sum += is_unread && argument.geometry().hasElements() ? argument.value->nbytes() : 0;
   }
   return sum;
 }
@@ -221,7 +221,7 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
   if (source.isKept() || source.last_use != planned.place) {
     return false;
   }
-  const Geometry& geometry = planned.node->tensors()[*copied].geometry;
+  const Geometry& geometry = planned.node->tensors()[*copied].geometry();
   const Geometry& written = writtenGeometry(*planned.node);
   if (source.nbytes != written.nbytes()) {
     return false;
@@ -242,7 +242,7 @@ void ReplayPlan::planSteps(PlannedOperator& planned) {
   if (planned.way != Way::kCall || !mayHaveSteps(*planned.node)) {
     return;
   }
-  std::optional<Geometry> shown = planned.node->tensors().front().geometry;
+  std::optional<Geometry> shown = planned.node->tensors().front().geometry();
   const PlannedOperator* last = &planned;
   while (true) {
     const PlannedValue& written = last->writes.front();
@@ -274,7 +274,7 @@ std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
   }
   const OpNode& node = *planned.node;
   const PartRule rule = partRuleOf(node);
-  const std::size_t itemsize = node.written().front().geometry.dtype.itemsize();
+  const std::size_t itemsize = node.written().front().geometry().dtype.itemsize();
   const bool is_for_parts = planned.way == Way::kParts;
   std::size_t largest = planned.writes.front().nbytes;
   if (is_for_parts) {  // one after the other
@@ -398,7 +398,7 @@ void checkReads(const ReplayPlan& plan, const PlannedOperator& planned) {
   const auto& name = planned.node->op().operator_name();
   for (const auto i : c10::irange(planned.reads.size())) {
     const LiveValue& read = planned.reads[i];
-    const Geometry& geometry = planned.node->tensors()[i].geometry;
+    const Geometry& geometry = planned.node->tensors()[i].geometry();
     if (read.value == nullptr) {
       continue;
     }
@@ -424,7 +424,7 @@ void checkParts(const ReplayPlan& plan, const PlannedOperator& planned) {
     const auto reads = ranges ? readsForPart(node, planned.rule, *ranges) : std::vector<std::optional<IndexRanges>>{};
     for (const auto i : c10::irange(reads.size())) {
       TORCH_INTERNAL_ASSERT(!reads[i] || !planned.reads[i].hasWriter() ||
-                                isCovered(plan.of(planned.reads[i]), narrowed(node.tensors()[i].geometry, *reads[i])),
+                                isCovered(plan.of(planned.reads[i]), narrowed(node.tensors()[i].geometry(), *reads[i])),
                             node.op().operator_name(), " reads an uncomputed part to compute a part.");
     }
   }

@@ -54,9 +54,9 @@ void skipLocked(CPUGeneratorImpl& impl, std::uint64_t draws) {
   setEngine(impl, data);
 }
 
-// The minimum distance between marks. A mark takes the memory of one hundredth of this many draws, and moving to the
-// next mark takes less than 20 us.
+// The minimum distance between marks. Moving to the next mark takes less than 50 us.
 constexpr std::uint64_t kDrawsBetweenMarks = std::uint64_t{1} << 16U;
+constexpr std::uint32_t kMarksPerState = 4;
 
 std::uint64_t nextTape() {
   static std::atomic<std::uint64_t> last{0};
@@ -73,21 +73,20 @@ struct LastPosition {
 
 thread_local LastPosition last_position;
 
-std::shared_ptr<TwisterPosition> positionLocked(CPUGeneratorImpl& impl) {
-  const at::mt19937_data_pod engine = engineOf(impl);
+// Returns the position of `impl`, whose state is `engine`.
+std::shared_ptr<TwisterPosition> positionLocked(CPUGeneratorImpl& impl, const at::mt19937_data_pod& engine) {
   if (last_position.mark == nullptr || !areSame(last_position.engine, engine)) {
-    last_position = {std::make_shared<const TapeMark>(TapeMark{nextTape(), 0, engine}), 0, engine};
-  } else if (last_position.draws - last_position.mark->draws >= kDrawsBetweenMarks) {
-    last_position.mark =
-        std::make_shared<const TapeMark>(TapeMark{last_position.mark->tape, last_position.draws, engine});
+    last_position = {std::make_shared<const TapeMark>(engine), 0, engine};
+  } else if (last_position.draws - last_position.mark->draws() >= kDrawsBetweenMarks) {
+    last_position.mark = std::make_shared<const TapeMark>(last_position.mark, last_position.draws, engine);
   }
   return std::make_shared<TwisterPosition>(last_position.mark, last_position.draws, keptNormals(impl));
 }
 
-// Call it after the generator has moved by `draws` from the last position.
-void recordMove(CPUGeneratorImpl& impl, std::uint64_t draws) {
+// Call it after the generator has moved by `draws` from the last position, to `engine`.
+void recordMove(const at::mt19937_data_pod& engine, std::uint64_t draws) {
   last_position.draws += draws;
-  last_position.engine = engineOf(impl);
+  last_position.engine = engine;
 }
 
 // Continuing where an operator ended costs nothing. There are several generators, because the draws of one tensor come
@@ -116,7 +115,7 @@ class Twisters final : public PrivateGenerators {
 Twisters::Cursor* Twisters::nearest(const TwisterPosition& position) {
   Cursor* found = nullptr;
   for (Cursor& cursor : cursors_) {
-    const bool is_on_the_way = cursor.tape == position.mark().tape && position.mark().draws <= cursor.draws &&
+    const bool is_on_the_way = cursor.tape == position.mark().tape() && position.mark().draws() <= cursor.draws &&
                                cursor.draws <= position.draws();
     if (is_on_the_way && (found == nullptr || found->draws < cursor.draws)) {
       found = &cursor;
@@ -142,12 +141,12 @@ const Generator& Twisters::moveTo(const TapePosition& place, bool draws) {
   }
   CPUGeneratorImpl& impl = cpuImpl(cursor.generator);
   if (&cursor != start) {
-    setEngine(impl, start == nullptr ? position.mark().engine : engineOf(cpuImpl(start->generator)));
-    cursor.draws = start == nullptr ? position.mark().draws : start->draws;
+    setEngine(impl, start == nullptr ? position.mark().engine() : engineOf(cpuImpl(start->generator)));
+    cursor.draws = start == nullptr ? position.mark().draws() : start->draws;
   }
   skipLocked(impl, position.draws() - cursor.draws);
   setKeptNormals(impl, position.kept());
-  cursor.tape = !draws || position.length() ? position.mark().tape : 0;
+  cursor.tape = !draws || position.length() ? position.mark().tape() : 0;
   cursor.draws = position.draws() + (draws ? position.length().value_or(0) : 0);
   cursor.last_use = ++uses_;
   return cursor.generator;
@@ -157,7 +156,8 @@ class TwisterTape final : public Tape {
  public:
   std::shared_ptr<TapePosition> positionOf(Generator generator) const override {
     const std::lock_guard lock(generator.mutex());
-    return positionLocked(cpuImpl(generator));
+    CPUGeneratorImpl& impl = cpuImpl(generator);
+    return positionLocked(impl, engineOf(impl));
   }
 
   TapePositionPtr takeDrawsOf(const c10::OperatorHandle& op,
@@ -176,14 +176,35 @@ const TwisterTape kTwisterTape;
 
 }  // namespace
 
+TapeMark::TapeMark(const at::mt19937_data_pod& engine)
+    : tape_{nextTape()}, draws_{0}, engine_{std::make_unique<const at::mt19937_data_pod>(engine)} {}
+
+TapeMark::TapeMark(std::shared_ptr<const TapeMark> before, std::uint64_t draws, const at::mt19937_data_pod& engine)
+    : tape_{before->tape_}, draws_{draws}, number_{before->number_ + 1} {
+  if (number_ % kMarksPerState == 0) {
+    engine_ = std::make_unique<const at::mt19937_data_pod>(engine);
+  } else {
+    before_ = std::move(before);
+  }
+}
+
+at::mt19937_data_pod TapeMark::engine() const {
+  if (engine_ != nullptr) {
+    return *engine_;
+  }
+  at::mt19937_data_pod engine = before_->engine();
+  advance(engine, draws_ - before_->draws_);
+  return engine;
+}
+
 TwisterPosition::TwisterPosition(std::shared_ptr<const TapeMark> mark, std::uint64_t draws, const KeptNormals& kept)
     : TapePosition{kTwisterTape, c10::kCPU}, mark_{std::move(mark)}, draws_{draws}, kept_{kept} {}
 
 void TwisterPosition::place(Generator generator) const {
   const std::lock_guard lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
-  setEngine(impl, mark_->engine);
-  skipLocked(impl, draws_ - mark_->draws);
+  setEngine(impl, mark_->engine());
+  skipLocked(impl, draws_ - mark_->draws());
   setKeptNormals(impl, kept_);
 }
 
@@ -214,10 +235,14 @@ const TwisterPosition* asTwister(const TapePositionPtr& position) {
 TapePositionPtr takeDraws(Generator generator, std::uint64_t draws) {
   const std::lock_guard lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
-  const auto position = positionLocked(impl);
+  at::mt19937_data_pod engine = engineOf(impl);
+  const auto position = positionLocked(impl, engine);
   position->setLength(draws);
-  skipLocked(impl, draws);
-  recordMove(impl, draws);
+  if (draws > 0) {
+    advance(engine, draws);
+    setEngine(impl, engine);
+    recordMove(engine, draws);
+  }
   return position;
 }
 
@@ -225,7 +250,7 @@ TapePositionPtr takeNormals(Generator generator, std::uint64_t count) {
   constexpr std::uint64_t kDrawsOfPair = 4;  // two doubles, two draws each
   const std::lock_guard lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
-  const auto position = positionLocked(impl);
+  const auto position = positionLocked(impl, engineOf(impl));
   if (count > 0 && impl.next_double_normal_sample().has_value()) {
     impl.set_next_double_normal_sample(std::nullopt);
     count -= 1;
@@ -237,7 +262,7 @@ TapePositionPtr takeNormals(Generator generator, std::uint64_t count) {
     const at::normal_distribution<double> normal(0, 1);
     normal(&impl);  // keeps the second value of the pair
   }
-  recordMove(impl, draws);
+  recordMove(engineOf(impl), draws);
   return position;
 }
 

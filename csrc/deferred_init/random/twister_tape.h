@@ -20,11 +20,37 @@ struct KeptNormals {
   std::optional<double> of_double;
 };
 
-// A recorded state of a generator to start from: `draws` 32-bit draws after the beginning of a tape.
-struct TapeMark {
-  std::uint64_t tape = 0;  // the number of the tape, from 1
-  std::uint64_t draws = 0;
-  at::mt19937_data_pod engine{};
+// A place to start from, `draws` 32-bit draws after the beginning of a tape. Every few marks keep the generator's
+// state, which takes 2.5 KB. From there the others are reached over the recorded distances, for which advance() is
+// prepared.
+class TapeMark {
+ public:
+  // The beginning of a new tape.
+  explicit TapeMark(const at::mt19937_data_pod& engine);
+  TapeMark(std::shared_ptr<const TapeMark> before, std::uint64_t draws, const at::mt19937_data_pod& engine);
+
+  // The number of the tape, from 1.
+  std::uint64_t tape() const noexcept {
+    return tape_;
+  }
+  std::uint64_t draws() const noexcept {
+    return draws_;
+  }
+
+  at::mt19937_data_pod engine() const;
+
+  // Returns the state that was kept last.
+  const at::mt19937_data_pod& keptEngine() const noexcept {
+    return engine_ != nullptr ? *engine_ : before_->keptEngine();
+  }
+
+ private:
+  std::uint64_t tape_;
+  std::uint64_t draws_;
+  std::uint32_t number_ = 0;
+  // One of these is set.
+  std::unique_ptr<const at::mt19937_data_pod> engine_;
+  std::shared_ptr<const TapeMark> before_;
 };
 
 // The position `draws()` 32-bit draws after the beginning of a tape, with `kept()` in the generator.

@@ -165,10 +165,10 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
       tensors.push_back(argument.external->tensor());
     } else if (argument.value == nullptr || needsNoValues(node, i)) {
       const c10::Device device = argument.device ? *argument.device : argument.value->device();
-      tensors.push_back(argument.geometry.makeEmptyTensor(device));
+      tensors.push_back(argument.geometry().makeEmptyTensor(device));
     } else {
       const auto found = std::find(values.begin(), values.end(), argument.value) - values.begin();
-      tensors.push_back(argument.geometry.makeTensor(storages[static_cast<std::size_t>(found)]));
+      tensors.push_back(argument.geometry().makeTensor(storages[static_cast<std::size_t>(found)]));
     }
   }
   return tensors;

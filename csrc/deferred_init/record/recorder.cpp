@@ -84,7 +84,7 @@ std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geomet
   }
   const Locked lock{LockRank::kReplay};  // a value that another thread reads loses its operators: `fold()`
   const bool writes_again =
-      before->writer() != nullptr && before->writer()->written()[before->output()].geometry == written;
+      before->writer() != nullptr && before->writer()->written()[before->output()].geometry() == written;
   return writes_again ? before->repeats() + 1 : 1;
 }
 
@@ -566,9 +566,9 @@ void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
       continue;
     }
     const auto output = node->addWritten({argument.position, /*is_argument=*/true,
-                                          was_resized && !changes_metadata_only, Geometry::of(argument.tensor)});
+                                          was_resized && !changes_metadata_only, SharedGeometry::of(argument.tensor)});
     const auto value = std::make_shared<StorageValue>(node, output, argument.storage);
-    value->setRepeats(repeatsAfterConstruction(argument.storage, node->written()[output].geometry));
+    value->setRepeats(repeatsAfterConstruction(argument.storage, node->written()[output].geometry()));
     setValue(argument.storage, value);
     grows = grows || value->repeats() == kRepeatsToWarn;
   }
@@ -582,7 +582,7 @@ void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
   for (const Tensor& result : returnedTensors(topOf(stack_, op_.schema().returns().size()))) {
     if (result.defined() && isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
       const auto output =
-          node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, Geometry::of(result)});
+          node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, SharedGeometry::of(result)});
       setValue(result.storage(), std::make_shared<StorageValue>(node, output, result.storage()));
     }
     ++position;

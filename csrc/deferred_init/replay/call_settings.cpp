@@ -16,10 +16,10 @@ bool isSmall(const OpNode& node) {
   constexpr std::int64_t kNeverDivided = 2048;
   const auto has_few = [](const Geometry& geometry) { return c10::multiply_integers(geometry.sizes) <= kNeverDivided; };
   return std::all_of(node.written().begin(), node.written().end(),
-                     [&](const WrittenStorage& written) { return has_few(written.geometry); }) &&
+                     [&](const WrittenStorage& written) { return has_few(written.geometry()); }) &&
          std::all_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
            return argument.external != nullptr ? argument.external->tensor().numel() <= kNeverDivided
-                                               : has_few(argument.geometry);
+                                               : has_few(argument.geometry());
          });
 }
 
@@ -33,7 +33,7 @@ bool readsFloat32OnCuda(const OpNode& node) {
     if (argument.external != nullptr) {
       return isFloat32OnCuda(argument.external->tensor().device(), argument.external->tensor().dtype());
     }
-    return argument.value != nullptr && isFloat32OnCuda(argument.value->device(), argument.geometry.dtype);
+    return argument.value != nullptr && isFloat32OnCuda(argument.value->device(), argument.geometry().dtype);
   });
 }
 

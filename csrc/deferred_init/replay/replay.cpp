@@ -372,7 +372,7 @@ Tensor Replay::makeArgument(const PlannedOperator& planned,
                             const std::vector<Parts>& writable) {
   const TensorArgument& argument = planned.node->tensors()[index];
   if (argument.device) {
-    return argument.geometry.makeEmptyTensor(*argument.device);
+    return argument.geometry().makeEmptyTensor(*argument.device);
   }
   if (argument.number) {
     return at::native::wrapped_scalar_tensor(*argument.number);
@@ -380,7 +380,7 @@ Tensor Replay::makeArgument(const PlannedOperator& planned,
   if (argument.value == nullptr) {
     return ranges == nullptr ? argument.external->tensor() : narrowed(argument.external->tensor(), *ranges);
   }
-  const Geometry geometry = ranges == nullptr ? argument.geometry : narrowed(argument.geometry, *ranges);
+  const Geometry geometry = ranges == nullptr ? argument.geometry() : narrowed(argument.geometry(), *ranges);
   const auto& written = planned.node->written();
   for (const auto i : c10::irange(written.size())) {
     if (written[i].is_argument && isSameValue(*planned.node->tensors()[written[i].position].value, *argument.value)) {
@@ -453,7 +453,7 @@ void Replay::storeOutputs(const PlannedOperator& planned,
       parts = writable[i];
       if (!parts.empty() && !parts.front().box) {
         parts.front().storage =
-            written.was_resized ? storageAsPromised(written.geometry, argument) : argument.storage();
+            written.was_resized ? storageAsPromised(written.geometry(), argument) : argument.storage();
       }
       continue;
     }
@@ -461,7 +461,7 @@ void Replay::storeOutputs(const PlannedOperator& planned,
                 node.op().operator_name(), "` returned no tensor as result ", written.position,
                 ", although its Meta kernel did.");
     const Tensor& result = returned[written.position];
-    Storage storage = storageAsPromised(written.geometry, result);
+    Storage storage = storageAsPromised(written.geometry(), result);
     const bool is_shared = std::any_of(arguments.begin(), arguments.end(), [&storage](const Tensor& argument) {
       return argument.has_storage() && isSameStorage(argument.storage(), storage);
     });

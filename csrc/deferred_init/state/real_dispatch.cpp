@@ -3,6 +3,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "../../fake/calls/hidden_keys.h"
+#include "../../support/recently_shared.h"
 #include "../../torch_internals/autocast_mode.h"
 
 namespace torchext {
@@ -47,6 +48,17 @@ ThreadState ThreadState::current() {
     state.autocast_dtypes[i] = autocast::get_autocast_dtype(kAutocastDevices[i]);
   }
   return state;
+}
+
+std::shared_ptr<const ThreadState> ThreadState::shared() {
+  thread_local RecentlyShared<ThreadState, 2> recent;
+  const ThreadState now = current();
+  const auto is_same = [&now](const ThreadState& known) {
+    return known.keys.included_ == now.keys.included_ && known.keys.excluded_ == now.keys.excluded_ &&
+           known.default_dtype == now.default_dtype && known.autocast_dtypes == now.autocast_dtypes &&
+           known.grad_mode == now.grad_mode && known.settings == now.settings;
+  };
+  return recent.get(is_same, [&now] { return now; });
 }
 
 AutocastCacheOff::AutocastCacheOff() : was_enabled_{autocast::is_autocast_cache_enabled()} {

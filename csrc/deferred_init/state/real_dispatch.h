@@ -24,6 +24,9 @@ struct ThreadState {
   std::shared_ptr<const KernelSettings> settings;
 
   static ThreadState current();
+
+  // The same. Consecutive calls share one object while nothing changes.
+  static std::shared_ptr<const ThreadState> shared();
 };
 
 // While it lives, autocast casts without its cache. The cache keeps the cast of a leaf until the region ends, so casts
