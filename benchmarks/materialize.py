@@ -8,10 +8,10 @@ and with several.
     python benchmarks/materialize.py [--device D] [--millions N] [--threads N ...] [--repeats N] [--models NAME ...]
 
 Fresh memory from the system can cost more than all computing, especially in virtual machines, and varies: compare the
-ratio with the limit's. The last tables measure that: user, system and wall seconds for a model of 512 MiB, minimum,
-median and maximum of 20 alternating runs. Each run begins without freed memory, either in one process or in a process of
-its own, with transparent huge pages and without. The host of a virtual machine may take free memory back after
-seconds, so the runs in one process are also made with a pause before each.
+ratio with the limit's. `--fresh` measures that: user, system and wall seconds for a model of 512 MiB, as minimum,
+median and maximum of 20 alternating runs. Each run begins without freed memory, in one process or in separate ones,
+with and without transparent huge pages. The host of a virtual machine may take back memory that is free for seconds, so the
+runs in one process are repeated with a pause before each.
 
     python benchmarks/materialize.py --fresh [--runs N] [--fresh-models NAME ...]
 """
@@ -183,7 +183,7 @@ def materialized(build: Build) -> Callable[[], object]:
 
 
 class FreshRuns(NamedTuple):
-    """What one process measures: `runs` times, ours, eager construction, or both in turn."""
+    """The runs of one process: materializing, eager construction, or both in turn."""
 
     model: str
     has_huge_pages: bool
@@ -221,7 +221,7 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 
 def fresh_row(name: str, costs: list[Cost]) -> None:
-    """Print the row of alternating costs of ours and eager construction."""
+    """Print the row of alternating costs of materializing and of eager construction."""
     ours, eager = costs[::2], costs[1::2]
     columns = [spread([getattr(one, field) for one in side]) for side in (ours, eager) for field in Cost._fields]
     pairs = list(zip(ours, eager, strict=True))
@@ -233,9 +233,8 @@ def fresh_row(name: str, costs: list[Cost]) -> None:
 def fresh_memory(models: list[str], runs: int) -> None:
     """Compare with eager construction on fresh memory."""
     print(f"\nFresh memory, 512 MiB, {torch.get_num_threads()} threads: minimum, median, maximum of {runs} runs\n")
-    print(
-        "| model, huge pages, memory | user, ours | system | wall | user, eager | system | wall | CPU ratio | wall ratio |"
-    )
+    columns = ["user, ours", "system", "wall", "user, eager", "system", "wall", "CPU ratio", "wall ratio"]
+    print(f"| model, huge pages, memory | {' | '.join(columns)} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for model in models:
         for has_huge_pages in (True, False):

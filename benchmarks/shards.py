@@ -8,7 +8,8 @@ parallelism of 8 ranks and `fully_shard`; a world of 1 is not measured (32 GB).
     python benchmarks/shards.py [--size N] [--worlds N ...] [--repeats N] [--no-llama]
 
 Each line is a separate process, because of the memory; times are medians. Only one rank exists, with PyTorch's backend
-"fake". Columns are bound by skipping the random numbers between them: see the line "walk".
+"fake". Columns are bound by skipping the random numbers between them. The floor is the processor time for that and for
+the values of the shard, at the best prices that this process measures. It excludes fresh memory.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Cost(NamedTuple):
     seconds: float
     processor_seconds: float  # of all threads, which is robust to other load
     grown: float  # MiB of growth
+    least: float  # the least processor seconds
 
 
 def measure(initializer: str, size: int, world: int, is_row: bool, is_eager: bool, repeats: int) -> Cost:
@@ -81,19 +83,56 @@ def measure(initializer: str, size: int, world: int, is_row: bool, is_eager: boo
         processor_seconds.append(time.process_time() - processor_start)
         grown = max(grown, memory("VmHWM") - before)
         del shard
-    return Cost(statistics.median(seconds), statistics.median(processor_seconds), grown)
+    return Cost(statistics.median(seconds), statistics.median(processor_seconds), grown, min(processor_seconds))
 
 
-def measure_walk(size: int, repeats: int) -> float:
-    """Return the seconds to skip the numbers of the matrix row by row on one thread, as columns require."""
+class Prices(NamedTuple):
+    """The processor time of the parts of a shard, in nanoseconds."""
+
+    skipped: float  # a random number that is skipped
+    values: dict[str, float]  # a value of each initializer
+
+    def floor(self, initializer: str, size: int, world: int) -> float:
+        """Return the seconds that columns need: the walks over all random numbers, and the values of the shard."""
+        values = size * (size // world)
+        return 1e-9 * (walks(initializer, size, world) * size**2 * self.skipped + values * self.values[initializer])
+
+
+def walks(initializer: str, size: int, world: int) -> int:
+    """Return how often the random numbers between rows are walked.
+
+    `trunc_normal_` redraws the values outside two standard deviations, round by round. The last rounds have so few of
+    them that the generator jumps from one to the next.
+    """
+    if not initializer.startswith("trunc"):
+        return 1
+    jump = 4096 * 624
+    rounds, outside = 1, 0.0455
+    while size / (1 - (1 - outside**rounds) ** (size // world)) < jump:
+        rounds += 1
+    return rounds
+
+
+def measure_prices(repeats: int) -> Prices:
+    """Measure the prices on one thread, at their best, since other programs only add to them."""
+    torch.set_num_threads(1)
     generator = torch.Generator()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(size):
-            _C.skip_fill("uniform_", size, torch.float32, [0.0, 1.0], generator)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    skipped, memory = 4000 * 624, torch.zeros(1 << 18)  # less than a jump; in the cache
+
+    def best(run: Callable[[], object], numbers: int) -> float:
+        times = []
+        for _ in range(8 * repeats):
+            start = time.process_time_ns()
+            run()
+            times.append(time.process_time_ns() - start)
+        return min(times) / numbers
+
+    def fill(is_normal: bool) -> float:
+        return best(lambda: _C.fill_randomly(memory, is_normal, 0.0, 1.0, generator), memory.numel())
+
+    walk = best(lambda: _C.skip_fill("uniform_", skipped, torch.float32, [0.0, 1.0], generator), skipped)
+    normal = fill(is_normal=True)
+    return Prices(walk, {"normal_": normal, "kaiming_uniform_": fill(is_normal=False), "trunc_normal_": normal})
 
 
 def in_process(*arguments: object) -> Cost:
@@ -102,12 +141,13 @@ def in_process(*arguments: object) -> Cost:
     return Cost(*json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
-def row(initializer: str, shard: str, cost: Cost, whole: Cost | None, mib: float) -> None:
-    """Print a row of the table, compared with `whole`."""
+def row(initializer: str, shard: str, cost: Cost, whole: Cost | None, mib: float, floor: float = 0) -> None:
+    """Print a row of the table, compared with `whole` and with the processor time `floor`."""
     ratios = ["", ""] if whole is None else [f"1/{b / a:.0f}" for a, b in zip(cost[:2], whole[:2], strict=True)]
+    limit = f"{1000 * floor:.1f} | {cost.least / floor:.2f}" if floor else " | "
     print(
         f"| {initializer} | {shard} | {1000 * cost.seconds:.1f} | {ratios[0]} | {1000 * cost.processor_seconds:.1f} "
-        f"| {ratios[1]} | {cost.grown:.0f} | {mib:.1f} |",
+        f"| {ratios[1]} | {1000 * cost.least:.1f} | {limit} | {cost.grown:.0f} | {mib:.1f} |",
         flush=True,
     )
 
@@ -125,9 +165,14 @@ def main() -> None:
         print(json.dumps(measure(*json.loads(options.one))))
         return
     print(f"{torch.get_num_threads()} threads; a matrix of {options.size}^2 in float32")
-    print(f"walk: {1000 * measure_walk(options.size, options.repeats):.1f} ms on one thread\n")
-    print("| initializer | shard | ms | of the whole | CPU ms | of the whole | MiB | shard, MiB |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    threads, prices = torch.get_num_threads(), measure_prices(options.repeats)
+    torch.set_num_threads(threads)
+    values = ", ".join(f"{name} {price:.2f}" for name, price in prices.values.items())
+    print(f"ns on one thread: {prices.skipped:.3f} to skip a random number; a value of {values}\n")
+    print(
+        "| initializer | shard | ms | of the whole | CPU ms | of the whole | least | floor | ratio | MiB | shard, MiB |"
+    )
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     size_mib = options.size**2 / 2**18
     for name in INITIALIZERS:
         eager = in_process(name, options.size, 1, True, True, min(options.repeats, 3))
@@ -137,7 +182,8 @@ def main() -> None:
         for kind in ("rows", "columns"):
             for world in options.worlds:
                 cost = in_process(name, options.size, world, kind == "rows", False, options.repeats)
-                row("", f"{kind} of {world}", cost, whole, size_mib / world)
+                floor = prices.floor(name, options.size, world) if kind == "columns" else 0
+                row("", f"{kind} of {world}", cost, whole, size_mib / world, floor)
     if not options.no_llama:
         print("\nLlama 8B, with construction:")
         for world in options.worlds:

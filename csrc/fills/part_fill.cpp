@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "../support/fresh_pages.h"
 #include "fill_method.h"
 #include "mt19937_jump.h"
 #include "pieces.h"
@@ -25,21 +24,21 @@ std::int64_t wholeChunks(std::int64_t count) {
 // Computes runs of a fill in order, on one thread.
 class PartWalk {
  public:
-  PartWalk(const RandomFill& fill, FillMethod method, std::int64_t count, const Engine& engine)
+  PartWalk(const RandomFill& fill, FillMethod method, std::int64_t count, const Engine& engine, const FreshPages& pages)
       : fill_{fill},
         method_{method},
         element_bytes_{static_cast<std::int64_t>(c10::elementSize(fill.dtype))},
         count_{count},
         tail_{hasTail() ? wholeChunks(count) - kNormalChunk : count},
-        engine_{engine} {}
+        engine_{engine},
+        pages_{pages} {}
 
   void write(const FillRun& run) {
     constexpr std::int64_t kStretch = 16384;  // values: see fill.cpp
     auto* to = static_cast<std::byte*>(run.values);
-    FreshPages pages{to, static_cast<std::size_t>((run.end - run.begin) * element_bytes_)};
     for (std::int64_t value = run.begin; value < run.end;) {
       const std::int64_t end = std::min(run.end, value + kStretch);
-      pages.provide(to + (end - value) * element_bytes_);
+      pages_.provide(to + (end - value) * element_bytes_);
       const std::int64_t written = writeSome(value, end, to);
       value += written;
       to += written * element_bytes_;
@@ -91,6 +90,7 @@ class PartWalk {
   // The first value that cannot be computed chunk by chunk.
   std::int64_t tail_;
   Engine engine_;
+  FreshPages pages_;
   std::uint64_t drawn_ = 0;
   // A chunk, or the tail.
   alignas(64) std::array<std::byte, 2 * kNormalChunk * sizeof(double)> kept_;
@@ -104,6 +104,12 @@ FillRun clipped(const FillRun& run, std::int64_t begin, std::int64_t end, std::i
 }
 
 }  // namespace
+
+FreshPages pagesOf(c10::ArrayRef<FillRun> runs, void* begin, std::int64_t element_bytes) {
+  const FillRun& last = runs.back();
+  const auto* end = static_cast<std::byte*>(last.values) + (last.end - last.begin) * element_bytes;
+  return {begin, static_cast<std::size_t>(end - static_cast<std::byte*>(begin))};
+}
 
 bool canFillParts(const RandomFill& fill, std::int64_t count, const Engine& engine) {
   return fillMethodFor(fill, count, engine) != nullptr;
@@ -120,9 +126,10 @@ void fillParts(const RandomFill& fill, std::int64_t count, c10::ArrayRef<FillRun
   const Pieces slices = slicesOf(runs.back().end - first);
   runAtOnce(slices.count, [&](std::int64_t i) {
     const auto [from, to] = slices.piece(i);
-    PartWalk walk{fill, method, count, engine};
     const auto* run = std::partition_point(runs.begin(), runs.end(),
                                            [end = first + from](const FillRun& one) { return one.end <= end; });
+    void* begin = clipped(*run, first + from, run->end, element_bytes).values;
+    PartWalk walk{fill, method, count, engine, pagesOf(runs, begin, element_bytes)};
     for (; run != runs.end() && run->begin < first + to; ++run) {
       walk.write(clipped(*run, first + from, first + to, element_bytes));
     }

@@ -9,6 +9,7 @@
 #include <c10/util/ArrayRef.h>
 #include <torchext/macros.h>
 
+#include "../support/fresh_pages.h"
 #include "random_fill.h"
 #include "truncated_fill.h"
 
@@ -26,7 +27,7 @@ TORCHEXT_API bool canFillParts(const RandomFill& fill, std::int64_t count, const
 bool canFillParts(const TruncatedFill& fill, std::int64_t count, const at::mt19937_data_pod& engine);
 
 // Computes `runs` of a fill of `count` values that begins with `engine`, on several threads. The runs must be sorted
-// and must not overlap. Requires `canFillParts()`.
+// and must not overlap, and their memory must be consecutive. Requires `canFillParts()`.
 TORCHEXT_API void fillParts(const RandomFill& fill,
                             std::int64_t count,
                             c10::ArrayRef<FillRun> runs,
@@ -35,5 +36,8 @@ void fillParts(const TruncatedFill& fill,
                std::int64_t count,
                c10::ArrayRef<FillRun> runs,
                const at::mt19937_data_pod& engine);
+
+// Returns the pages of the memory of `runs` from `begin` on.
+FreshPages pagesOf(c10::ArrayRef<FillRun> runs, void* begin, std::int64_t element_bytes);
 
 }  // namespace torchext

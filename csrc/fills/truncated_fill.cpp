@@ -4,13 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include "../support/fresh_pages.h"
 #include "exactness.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"
@@ -137,7 +137,7 @@ class Part {
       const std::size_t last = endOfSpan(first);
       const std::int64_t from = startOf(pending_[first]);
       const std::int64_t to = endOf(pending_[last - 1]);
-      advance(engine, static_cast<std::uint64_t>(from - drawn));
+      advance(engine, static_cast<std::uint64_t>(from - drawn), Recurs::kNo);
       fillByOwnKernel(normal_, buffer_.data(), to - from, engine);
       scan(buffer_.data(), to - from);
       for (; first < last; ++first) {
@@ -267,16 +267,20 @@ class Batch {
     if (runs_.empty()) {
       return;
     }
-    std::vector<std::byte> memory(static_cast<std::size_t>(size_ * element_bytes_));
-    std::byte* next = memory.data();
+    const auto nbytes = static_cast<std::size_t>(size_ * element_bytes_);
+    const std::unique_ptr<std::byte[]> memory{new std::byte[nbytes]};  // NOLINT(*-arrays): a vector would write zeros
+    FreshPages{memory.get(), nbytes}.provide(memory.get() + nbytes);
+    std::byte* next = memory.get();
     for (FillRun& run : runs_) {
       run.values = next;
       next += (run.end - run.begin) * element_bytes_;
     }
     advance(engine, static_cast<std::uint64_t>(runs_.front().begin));
     Part{fill_, count_, runs_}.compute(engine);
+    FreshPages pages = pagesOf(wanted_, wanted_.front().values, element_bytes_);
     const FillRun* source = runs_.data();
     for (const FillRun& run : wanted_) {
+      pages.provide(static_cast<std::byte*>(run.values) + (run.end - run.begin) * element_bytes_);
       while (run.begin >= source->end) {
         ++source;
       }

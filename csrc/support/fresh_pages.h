@@ -10,8 +10,8 @@
 //     It provides 4 KiB at a time again while the system clears a huge page, which then takes 3 to 8 ms. Small pages
 //     mostly come from fragments of freed memory, which the host has not taken.
 //
-// None of that can be asked for. So each block of 2 MiB is measured, and the kind of page that is expected to be
-// cheaper provides the next one. The estimate for the other kind falls with each block until it is tried again, but
+// The system does not report any of that. So each block of 2 MiB is measured, and the kind of page that is expected to
+// be cheaper provides the next one. The estimate for the other kind falls with each block until it is tried again, but
 // never below its lowest measurement, so that a kind that cannot win is not tried.
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class FreshPages {
 
   // Call it before writing the bytes before `end`. Makes a few system calls for each huge page, and none in between.
   void provide(const void* end) noexcept {
-    while (next_ < end) {
+    while (next_ < end && next_ < end_) {
       provideBlock();
     }
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -512,3 +513,19 @@ class TestArguments:
     def test_tensor_that_is_not_contiguous_is_refused(self) -> None:
         with pytest.raises(ValueError, match="takes a contiguous tensor on the CPU"):
             fill(torch.empty(40, 40).t()[::2], "normal_", 0, 1, seeded(18))
+
+
+# Huge and small pages are tried in turn, and threads share the pages between their slices.
+@pytest.mark.parametrize("count", [1, 3])
+def test_fill_of_fresh_memory_writes_only_its_values(count: int) -> None:
+    torch.set_num_threads(count)
+    for begin in (0, 16, 1 << 19):
+        memory = torch.frombuffer(mmap.mmap(-1, 20 << 20), dtype=torch.float32)
+        end = memory.numel() - 16
+        memory[max(begin - 16, 0) : begin] = memory[end:] = 5
+        assert fill(memory[begin:end], "uniform_", 0, 1, Generator().manual_seed(7))
+        expected = torch.empty(end - begin).uniform_(generator=Generator().manual_seed(7))
+        assert torch.equal(bits_of(memory[begin:end]), bits_of(expected))
+        assert (memory[max(begin - 16, 0) : begin] == 5).all()
+        assert (memory[end:] == 5).all()
+        assert (memory[: max(begin - 16, 0)] == 0).all()

@@ -97,6 +97,12 @@ def test_large_fill_is_that_of_any_number_of_threads(dtype: torch.dtype, threads
 
 
 @needs_own_kernel
+# Values out of bounds are millions of random numbers apart, so the generator jumps between them.
+def test_rare_values_out_of_bounds_are_replaced() -> None:
+    torch.set_num_threads(1)
+    assert_is_all_rounds(5 << 22, torch.float32, 0, 1, -5, 5, seed=3)
+
+
 def test_fill_is_that_of_several_parts() -> None:
     torch.set_num_threads(1)
     assert_is_all_rounds((1 << 23) + 16 + 3, torch.float32, 0, 1, -3, 3, seed=5)

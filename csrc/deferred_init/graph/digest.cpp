@@ -4,9 +4,11 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <c10/util/ParallelGuard.h>
 
 #include "../../fills/threads.h"
 #include "../state/real_dispatch.h"
@@ -78,15 +80,19 @@ class Reader {
   void read(const Tensor& tensor);
 
   // The digest of everything that was read.
-  Digest digest() const {
+  Digest digest() {
+    readPieces();
     return digestOfBytes(reinterpret_cast<const std::uint8_t*>(digests_.data()), digests_.size() * sizeof(Digest));
   }
 
  private:
   void readDense(const Tensor& tensor);
   void readMemory(const std::uint8_t* bytes, std::size_t count);
+  void readPieces();
 
   std::vector<Digest> digests_;
+  // Pieces of at most one chunk whose elements are not dense, with the places of their digests.
+  std::vector<std::pair<Tensor, std::size_t>> pieces_;
 };
 
 void Reader::read(const Tensor& tensor) {
@@ -95,6 +101,13 @@ void Reader::read(const Tensor& tensor) {
   }
   if (tensor.is_non_overlapping_and_dense()) {
     readDense(tensor);
+  } else if (tensor.nbytes() <= kChunkBytes && tensor.is_cpu()) {
+    constexpr std::size_t kAtOnce = 1024;
+    pieces_.emplace_back(tensor, digests_.size());
+    digests_.emplace_back();
+    if (pieces_.size() == kAtOnce) {
+      readPieces();
+    }
   } else if (tensor.nbytes() <= kChunkBytes) {
     readDense(tensor.contiguous());
   } else if (tensor.size(0) == 1) {
@@ -133,6 +146,21 @@ void Reader::readMemory(const std::uint8_t* bytes, std::size_t count) {
       digests_[first + i] = digestOfBytes(bytes + offset, std::min(kChunkBytes, count - offset));
     }
   });
+}
+
+// Each thread copies its pieces alone: a parallel copy of so little memory would take longer.
+void Reader::readPieces() {
+  const std::size_t threads = threadsFor(pieces_.size());
+  runAtOnce(static_cast<std::int64_t>(threads), [&](std::int64_t thread) {
+    const RealDispatch guard;
+    const c10::ParallelGuard serial{true};
+    for (auto i = static_cast<std::size_t>(thread); i < pieces_.size(); i += threads) {
+      const Tensor dense = pieces_[i].first.contiguous();
+      digests_[pieces_[i].second] =
+          digestOfBytes(static_cast<const std::uint8_t*>(dense.const_data_ptr()), dense.nbytes());
+    }
+  });
+  pieces_.clear();
 }
 
 // Returns the tensor without its lazy bits, which are metadata, and without the repetitions of expanded dimensions.
