@@ -115,11 +115,10 @@ class FakeCall {
   Stack runOnMetaOrCacheRefusal(const MetaPlan& plan, const CallKey& key);
   template <typename Values>
   void replaceArguments(Values results);
-  void followValues(c10::ArrayRef<IValue> results) const;
+  void followValues(c10::ArrayRef<IValue> results, bool makes_values) const;
   bool makesValues(c10::ArrayRef<IValue> results) const;
   void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new = takeUncounted()) const;
   void pinResults(c10::ArrayRef<IValue> results) const;
-  static void countVersions(const IValue& written_by_foreach);
 
   c10::ArrayRef<IValue> arguments() const {
     return topOf(stack_, num_arguments_);
@@ -158,7 +157,9 @@ void FakeCall::run() {
   if (!may_be_cached || readsKnownValues() || !tryCached(key)) {
     carryOut(decide(), &key);
   }
-  countVersions(written);
+  if (!written.isNone()) {
+    countVersions(written.toTensorVector());
+  }
   if (draws) {
     draws->take();
   }
@@ -354,7 +355,7 @@ bool FakeCall::tryCached(const CallKey& key) {
   }
   Results results = recipe->make(key.tensors());
   countMemory(recipe->scratch(), results);
-  followValues(results);
+  followValues(results, recipe->makesValues());
   replaceArguments(std::move(results));
   return true;
 }
@@ -376,17 +377,9 @@ std::string FakeCall::describeRecomputed(const CallKey& key) const {
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   takeUncounted();
   warnings.consume();
-  const auto recipe = ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, results, std::move(scratch));
+  const auto recipe =
+      ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, makesValues(results), results, std::move(scratch));
   return recipe == nullptr ? "results that cannot be remembered" : recipe->describe();
-}
-
-// The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels
-// do, through the operators that they call for each tensor. As there, bumping the version of an inference tensor
-// outside of inference mode raises an error.
-void FakeCall::countVersions(const IValue& written_by_foreach) {
-  if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
-    forEachTensor(written_by_foreach, [](const Tensor& written) { written.unsafeGetTensorImpl()->bump_version(); });
-  }
 }
 
 // Kernels call factories to allocate their results, which must not be fake.
@@ -479,11 +472,11 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   // A call that warns is not cached, because it must warn again.
   const CallKey key_after{op_, stack_};
   const bool can_be_repeated = key.isComplete() && warnings.isEmpty() && !before.areMovedOrWarnedOf(op_, key.tensors());
-  metadataCache().remember(
-      key, can_be_repeated
-               ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(), results, std::move(scratch))
-               : nullptr);
-  followValues(results);
+  metadataCache().remember(key, can_be_repeated
+                                    ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(),
+                                                          makesValues(results), results, std::move(scratch))
+                                    : nullptr);
+  followValues(results, makesValues(results));
   replaceArguments(std::move(results));
 }
 
@@ -507,7 +500,7 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
   }
   MemoryCounter* const counter = memoryCounter();
   if (has_new || scratch != nullptr) {
-    counter->runKernel(op_, scratch, arguments(), results);
+    counter->runKernel(op_, scratch, results);
   }
   if (counter != nullptr) {
     counter->observe(op_, arguments(), results);
@@ -515,19 +508,69 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
 }
 
 // Processes values if an argument has some, or if a call may make or write some without reading any.
-void FakeCall::followValues(c10::ArrayRef<IValue> results) const {
-  if (has_value_ || mayBeAssumed(results) || (isFakeMode() && makesValues(results))) {
+void FakeCall::followValues(c10::ArrayRef<IValue> results, bool makes_values) const {
+  if (has_value_ || mayBeAssumed(results) || (makes_values && isFakeMode())) {
     const OwnComputation own;
     torchext::followValues(op_, arguments(), results);
   }
 }
 
 bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {
-  return areSmall(results) &&
+  return areSmall(results) && !onlyAllocates(op_) &&
          (!has_fake_ || isFactory(op_, arguments()) || isAboutNumbers(arguments()) || overwritesArgument(op_, 0));
 }
 
+// Properties of a tensor argument with which a call needs the boxed handler.
+bool needsHandler(const Tensor& tensor, bool is_fake) {
+  if (!is_fake) {
+    return tensor.key_set().has(DispatchKey::Fake);  // dropStaleKeys()
+  }
+  return mayHaveProvenance(tensor) && (haveHandlersRecorder() || hasValue(tensor));
+}
+
 }  // namespace
+
+std::optional<Results> tryUnboxed(const OperatorHandle& op, const CallKey& key) {
+  const MemoryCounter* const counter = memoryCounter();
+  if (!key.isComplete() || isRecording() || assumesValues() || (counter != nullptr && counter->observes(op)) ||
+      c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit)) {
+    return std::nullopt;
+  }
+  bool has_fake = false;
+  for (const Tensor* tensor : key.tensors()) {
+    const bool is_fake = isFake(*tensor);
+    if (needsHandler(*tensor, is_fake)) {
+      return std::nullopt;
+    }
+    has_fake = has_fake || is_fake;
+  }
+  if (!has_fake && !isFakeMode()) {
+    return std::nullopt;
+  }
+  const auto recipe =
+      metadataCache().find(key, [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); });
+  if (recipe == nullptr || !recipe->canBeMade(key.tensors())) {
+    return std::nullopt;
+  }
+  Results results = recipe->make(key.tensors());
+  if (takeUncounted() || recipe->scratch() != nullptr) {
+    memoryCounter()->runKernel(op, recipe->scratch(), results);
+  }
+  return results;
+}
+
+// The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels
+// do, through the operators that they call for each tensor. As there, bumping the version of an inference tensor
+// outside of inference mode raises an error.
+void countVersions(at::TensorList written) {
+  if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
+    for (const Tensor& tensor : written) {
+      if (tensor.defined()) {
+        tensor.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
+}
 
 FakeDecision predictFake(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
   Stack stack = arguments;

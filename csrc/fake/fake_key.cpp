@@ -7,7 +7,7 @@
 #include "fake_handler.h"
 #include "foreign_fakes.h"
 #include "gradient_factories.h"
-#include "resize.h"
+#include "unboxed.h"
 
 namespace torchext {
 
@@ -21,7 +21,7 @@ void registerFakeKey() {
     shareFakeKey();
   } else {
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
-    registerResizeOfFakes();
+    registerUnboxedCalls();
   }
   makeGradientsFake(true);
 }

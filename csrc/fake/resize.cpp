@@ -1,14 +1,10 @@
 #include "resize.h"
 
-#include <torch/library.h>
 #include <torchext/fake_tensor.h>
-
-#include "fake_handler.h"
 
 namespace torchext {
 
 using at::Tensor;
-using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::MemoryFormat;
 using c10::OperatorHandle;
@@ -22,32 +18,7 @@ const OperatorHandle& resizeOperator() {
   return op;
 }
 
-// Before 2.13 the key of modes and subclasses is below `Fake`, and they must receive the call.
-bool isPythonBelow(DispatchKeySet keys) {
-  return (keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::Fake}).has(DispatchKey::Python);
-}
-
-// NOLINTBEGIN(bugprone-return-const-ref-from-parameter): so do all in-place operators
-
-const Tensor& resizeFake(DispatchKeySet keys,
-                         const Tensor& self,
-                         SymIntArrayRef size,
-                         std::optional<MemoryFormat> format) {
-  if (!isResizeToSameSize(self, size, format) || isPythonBelow(keys)) {
-    callResizeHandler(&fakeFallback, keys, self, size, format);
-  }
-  return self;
-}
-
-// NOLINTEND(bugprone-return-const-ref-from-parameter)
-
 }  // namespace
-
-void registerResizeOfFakes() {
-  // Leaked: kernels may be in flight until the process ends.
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Fake, __FILE__, __LINE__);
-  library->impl("resize_", &resizeFake);
-}
 
 // Decides as `resize_impl_cpu_()` does. With a memory format the strides may change.
 bool isResizeToSameSize(const Tensor& self, SymIntArrayRef size, std::optional<MemoryFormat> format) {

@@ -14,12 +14,8 @@ namespace torchext {
 //
 // Code that writes its results to a given tensor first calls `resize_()`, which mostly changes nothing. On a real
 // tensor that costs three lookups in the dispatch table. To cost about the same on a fake one, the keys `Fake` and
-// `DeferredInit` each have a kernel for `resize_` that checks the size first, and passes all other calls to the
-// handler.
-
-// Registers the kernel of the `Fake` key. Call once per process, when its fallback is registered. If the key is shared,
-// calls of `resize_` go to the fallback.
-void registerResizeOfFakes();
+// `DeferredInit` each have a kernel for `resize_` that checks the size first (`unboxed.cpp`, `deferred_resize.cpp`),
+// and pass on all other calls.
 
 // Returns true if `op` is `resize_` and would not change its fake argument.
 bool isResizeToSameSize(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);

@@ -297,12 +297,20 @@ class Counter final : public MemoryCounter {
     return memory.isEmpty() ? nullptr : std::make_shared<Scratch>(std::move(memory), *device);
   }
 
-  void observe(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) override {
+  bool observes(const OperatorHandle& op) const override {
     if (!isTracking()) {
+      return false;
+    }
+    const bool is_forward = threadScope().phase == MemoryPhase::kForward;
+    const bool is_backward = torch::autograd::get_current_node() != nullptr;
+    return communicates(op) ||
+           (is_backward ? !is_forward && op.schema().is_mutable() : is_forward && !c10::GradMode::is_enabled());
+  }
+
+  void observe(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) override {
+    if (!observes(op)) {
       return;
     }
-    const ThreadScope& scope = threadScope();
-    const bool is_forward = scope.phase == MemoryPhase::kForward;
     if (communicates(op)) {
       forEachTensor(arguments, [](const at::Tensor& tensor) {
         if (tensor.dim() == 1 && !tensor.requires_grad() && tensor.has_storage()) {
@@ -310,18 +318,13 @@ class Counter final : public MemoryCounter {
         }
       });
     } else if (torch::autograd::get_current_node() == nullptr) {
-      if (is_forward && !c10::GradMode::is_enabled()) {
-        observeCaches(op, arguments, results);
-      }
-    } else if (!is_forward) {
+      observeCaches(op, arguments, results);
+    } else {
       observeGradients(op, arguments);
     }
   }
 
-  void runKernel(const OperatorHandle& op,
-                 const KernelScratch* scratch,
-                 ArrayRef<IValue> /*arguments*/,
-                 ArrayRef<IValue> results) override {
+  void runKernel(const OperatorHandle& op, const KernelScratch* scratch, ArrayRef<IValue> results) override {
     const CauseGuard cause{op};
     if (const auto device = cudaDeviceOf(results)) {
       countWork(device->index());

@@ -34,6 +34,15 @@ struct PrivateDefinition {
 template struct PrivateDefinition<&OperatorHandle::operatorDef_>;
 const OperatorEntry& entryOf(const OperatorHandle& op);
 
+template <auto Member>
+struct PrivateTable {
+  friend const KernelFunction* tableOf(const OperatorEntry& op) {
+    return (op.*Member).data();
+  }
+};
+template struct PrivateTable<&OperatorEntry::dispatchTable_>;
+const KernelFunction* tableOf(const OperatorEntry& op);
+
 // PyTorch exposes the origin of an entry only in `dumpComputedTable()`, as text about all keys. This is the function
 // that it calls.
 template <auto Member>
@@ -105,8 +114,13 @@ bool hasOwnCpuKernel(const OperatorHandle& op) {
 }
 
 const KernelFunction& kernelOf(const OperatorHandle& op, DispatchKey key) {
+  return KernelSlot{key}.of(op);
+}
+
+const KernelFunction& KernelSlot::of(const OperatorHandle& op) const {
   static const KernelFunction none;
-  return op.hasComputedKernelForDispatchKey(key) ? entryOf(op).lookup(c10::DispatchKeySet{key}) : none;
+  const KernelFunction& kernel = tableOf(entryOf(op))[index_];
+  return kernel.isValid() ? kernel : none;
 }
 
 TableKernel tableKernel(const OperatorHandle& op, DispatchKey key) {
@@ -178,6 +192,7 @@ bool testOperatorEntry(bool is_broken) {
   const auto [kernel, reason] = computeEntry(entry, DispatchKey::CPU);
   return entry.operator_name() == op.operator_name() && std::string_view{reason} == "kernel" &&
          identityOf(kernel.kernel) == identityOf(entry.lookup(c10::DispatchKeySet{DispatchKey::CPU})) &&
+         identityOf(kernelOf(op, DispatchKey::CPU)) == identityOf(kernel.kernel) &&
          kernelOf(op, DispatchKey::Meta).isValid() && functorOf(boxedOf(KernelFunction{})) == nullptr;
 }
 

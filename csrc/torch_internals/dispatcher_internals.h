@@ -19,6 +19,18 @@ bool hasOwnCpuKernel(const c10::OperatorHandle& op);
 // loaded or unloaded. Returns an invalid kernel if `op` has none.
 const c10::KernelFunction& kernelOf(const c10::OperatorHandle& op, c10::DispatchKey key);
 
+// The place of a key's kernel in the tables of all operators.
+class KernelSlot {
+ public:
+  explicit KernelSlot(c10::DispatchKey key) : index_{c10::getDispatchTableIndexForDispatchKey(key)} {}
+
+  // Returns the same as `kernelOf()`.
+  const c10::KernelFunction& of(const c10::OperatorHandle& op) const;
+
+ private:
+  int index_;
+};
+
 // A kernel, and its place of registration in PyTorch's words. Without a registration, `kernel` is invalid.
 struct RegisteredKernel {
   c10::KernelFunction kernel;

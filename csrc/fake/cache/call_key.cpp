@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <iterator>
-#include <string>
 #include <string_view>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/kernel_identity.h"
@@ -41,6 +41,7 @@ enum class Kind : std::uint64_t {
   kBool,
   kInt,
   kDouble,
+  kFreeDouble,
   kComplex,
   kString,
   kDevice,
@@ -74,6 +75,44 @@ bool mayHavePureKernels(const c10::OperatorHandle& op) {
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
+// Their kernels convert numbers to the type of the elements, which raises an error for numbers out of its range, and
+// look at nothing else of a number but its type.
+const OperatorSet takesFreeNumbers{"return the same metadata for all ordinary floating-point numbers",
+                                   {"aten::add",
+                                    "aten::add_",
+                                    "aten::sub",
+                                    "aten::sub_",
+                                    "aten::mul",
+                                    "aten::mul_",
+                                    "aten::div",
+                                    "aten::div_",
+                                    "aten::lerp",
+                                    "aten::lerp_",
+                                    "aten::addcmul",
+                                    "aten::addcmul_",
+                                    "aten::addcdiv",
+                                    "aten::addcdiv_",
+                                    "aten::_foreach_add",
+                                    "aten::_foreach_add_",
+                                    "aten::_foreach_sub",
+                                    "aten::_foreach_sub_",
+                                    "aten::_foreach_mul",
+                                    "aten::_foreach_mul_",
+                                    "aten::_foreach_div",
+                                    "aten::_foreach_div_",
+                                    "aten::_foreach_lerp",
+                                    "aten::_foreach_lerp_",
+                                    "aten::_foreach_addcmul",
+                                    "aten::_foreach_addcmul_",
+                                    "aten::_foreach_addcdiv",
+                                    "aten::_foreach_addcdiv_"}};
+
+// Returns true if all floating-point dtypes can represent the magnitude of `number`. The smallest maximum is that of
+// `float8_e4m3fn`. Zero does not count: divisions by it may raise errors.
+bool isOrdinary(double number) {
+  return number != 0 && std::abs(number) <= 448;
+}
+
 constexpr std::array kComputingKeys{DispatchKey::Meta, DispatchKey::CPU};
 
 // Keys of tensors that are not described completely by a storage, sizes and strides.
@@ -104,9 +143,10 @@ CallKernels kernelsOf(const c10::OperatorHandle& op) {
   return kernels;
 }
 
-CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
-  addOperator(op);
-  addGlobalState();
+CallKey::Traits::Traits(const c10::OperatorHandle& op)
+    : may_have_pure_kernels{mayHavePureKernels(op)}, has_free_numbers{takesFreeNumbers(op)} {}
+
+CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) : CallKey{op, Traits{op}} {
   const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   std::for_each(stack.end() - count, stack.end(), [this](const IValue& value) { add(value); });
 }
@@ -114,11 +154,13 @@ CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) {
 // The schema identifies the operator, and the kernels identify its registrations. Cache entries hold copies of the
 // kernels, so that their addresses are not reused while the entry exists.
 void CallKey::addOperator(const c10::OperatorHandle& op) {
-  is_complete_ = mayHavePureKernels(op) && op.hasComputedKernelForDispatchKey(DispatchKey::Meta);
+  static const std::array slots{KernelSlot{kComputingKeys[0]}, KernelSlot{kComputingKeys[1]}};
+  static_assert(kComputingKeys[0] == DispatchKey::Meta);
+  is_complete_ = traits_.may_have_pure_kernels && slots[0].of(op).isValid();
   if (is_complete_) {
     words_.push_back(reinterpret_cast<std::uintptr_t>(&op.schema()));
-    for (const DispatchKey key : kComputingKeys) {
-      const KernelIdentity kernel = identityOf(kernelOf(op, key));
+    for (const KernelSlot& slot : slots) {
+      const KernelIdentity kernel = identityOf(slot.of(op));
       words_.append(kernel.begin(), kernel.end());
     }
   }
@@ -127,30 +169,18 @@ void CallKey::addOperator(const c10::OperatorHandle& op) {
 void CallKey::addGlobalState() {
   at::Context& context = at::globalContext();
   const MemoryCounter* counter = memoryCounter();
-  const std::array flags{
-      c10::GradMode::is_enabled(),
-      c10::InferenceMode::is_enabled(),
-      context.deterministicAlgorithms(),
-      context.deterministicAlgorithmsWarnOnly(),
-      context.deterministicFillUninitializedMemory(),
-      context.userEnabledMkldnn(),
-      context.userEnabledCuDNN(),
-      context.benchmarkCuDNN(),
-      context.deterministicCuDNN(),
-      context.userEnabledNNPACK(),
-      context.userEnabledFlashSDP(),
-      context.userEnabledMemEfficientSDP(),
-      context.userEnabledMathSDP(),
-      context.userEnabledCuDNNSDP(),
-      context.userEnabledOverrideableSDP(),
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(fakeCudaDeviceCount());
+  const auto add_flags = [&state](auto... flags) { ((state = state << 1U | bits(flags)), ...); };
+  add_flags(
+      autograd.get_grad_mode(), autograd.get_inference_mode(), context.deterministicAlgorithms(),
+      context.deterministicAlgorithmsWarnOnly(), context.deterministicFillUninitializedMemory(),
+      context.userEnabledMkldnn(), context.userEnabledCuDNN(), context.benchmarkCuDNN(), context.deterministicCuDNN(),
+      context.userEnabledNNPACK(), context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(),
+      context.userEnabledMathSDP(), context.userEnabledCuDNNSDP(), context.userEnabledOverrideableSDP(),
       counter != nullptr && counter->counts(c10::Device{c10::kCUDA, 0}),  // decides whether workspaces are computed
       at::get_num_threads() > 1,  // decides whether oneDNN runs some convolutions
-      isRecording(),              // operators that are composed on CUDA are recorded as a whole
-  };
-  std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(fakeCudaDeviceCount());
-  for (const bool flag : flags) {
-    state = state << 1U | bits(flag);
-  }
+      isRecording());             // operators that are composed on CUDA are recorded as a whole
   words_.push_back(state);
   if (fakeCudaDeviceCount() > 0) {
     std::uint64_t order = 0;
@@ -175,10 +205,10 @@ void CallKey::add(const IValue& value) {
   } else if (value.isInt()) {
     words_.append({word(Kind::kInt), bits(value.toInt())});
   } else if (value.isDouble()) {
-    words_.append({word(Kind::kDouble), bitsOf(value.toDouble())});
+    addDouble(value.toDouble());
   } else if (value.isList()) {
     const auto elements = value.toListRef();
-    words_.push_back(word(Kind::kList, elements.size()));
+    addListOf(elements.size());
     std::for_each(elements.begin(), elements.end(), [this](const IValue& element) { add(element); });
   } else if (value.isDevice()) {
     words_.push_back(word(Kind::kDevice, deviceBits(withIndex(value.toDevice()))));
@@ -192,6 +222,18 @@ void CallKey::add(const IValue& value) {
     words_.append({word(Kind::kComplex), bitsOf(number.real()), bitsOf(number.imag())});
   } else {
     is_complete_ = false;
+  }
+}
+
+void CallKey::addListOf(std::size_t count) {
+  words_.push_back(word(Kind::kList, count));
+}
+
+void CallKey::addDouble(double number) {
+  if (traits_.has_free_numbers && isOrdinary(number)) {
+    words_.push_back(word(Kind::kFreeDouble));
+  } else {
+    words_.append({word(Kind::kDouble), bitsOf(number)});
   }
 }
 
@@ -229,12 +271,16 @@ void CallKey::addTensor(const Tensor& tensor) {
 }
 
 void CallKey::addNumberOf(const Tensor& wrapped_number) {
+  if (wrapped_number.scalar_type() == c10::kDouble) {
+    addDouble(*wrapped_number.const_data_ptr<double>());
+    return;
+  }
   std::array<std::uint64_t, 2> number{};
   std::memcpy(number.data(), wrapped_number.const_data_ptr(), wrapped_number.itemsize());
   words_.append(number.begin(), number.end());
 }
 
-void CallKey::addString(const std::string& text) {
+void CallKey::addString(std::string_view text) {
   words_.push_back(word(Kind::kString, text.size()));
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
     std::uint64_t part = 0;

@@ -2,10 +2,14 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/OptionalArrayRef.h>
 #include <c10/util/SmallVector.h>
 
 #include "pointer_numbers.h"
@@ -20,7 +24,9 @@ namespace torchext {
 //     [Errors of real tensors] corrects results with it;
 //   * tensor arguments: dtype, device, sizes, strides, offset, lazy bits, the size of the storage, and which arguments
 //     are the same tensor or share a storage. For a wrapped number, its value also counts;
-//   * the other arguments. For a generator, only the device counts: a generator of another device is refused;
+//   * the other arguments. For a generator, only the device counts: a generator of another device is refused. Ordinary
+//     floating-point numbers do not count for some operators, such as those of optimizers, whose numbers change in each
+//     step;
 //   * settings of the process and the thread: default dtype, grad and inference mode, deterministic algorithms, enabled
 //     libraries, the number of fake devices, whether their memory is counted, and whether deferred_init records the
 //     call.
@@ -35,6 +41,22 @@ class CallKey {
 
   // Describes a call of `op` with the arguments on top of `stack`.
   CallKey(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+  // Properties of an operator that never change.
+  struct Traits {
+    explicit Traits(const c10::OperatorHandle& op);
+
+    bool may_have_pure_kernels;
+    bool has_free_numbers;
+  };
+
+  // Describes the same call by its unboxed arguments, in the same words.
+  template <typename... Arguments>
+  CallKey(const c10::OperatorHandle& op, Traits traits, const Arguments&... arguments) : traits_{traits} {
+    addOperator(op);
+    addGlobalState();
+    (addUnboxed(arguments), ...);
+  }
 
   // Returns false if the operator belongs to neither PyTorch nor torchext, or if an argument cannot be described in
   // words (a storage, a symbolic number, a tensor that is not strided). Such a key must not be used.
@@ -54,18 +76,55 @@ class CallKey {
   }
 
  private:
+  // Values that an IValue holds without allocating memory are boxed.
+  template <typename Value>
+  void addUnboxed(const Value& value) {
+    add(c10::IValue(value));
+  }
+  template <typename Value>
+  void addUnboxed(const std::optional<Value>& value) {
+    value.has_value() ? addUnboxed(*value) : add(c10::IValue{});
+  }
+  template <typename Element>
+  void addUnboxed(const c10::ArrayRef<Element>& elements) {
+    addElements(elements);
+  }
+  template <typename Element>
+  void addUnboxed(const c10::OptionalArrayRef<Element>& elements) {
+    elements.has_value() ? addElements(*elements) : add(c10::IValue{});
+  }
+  void addUnboxed(const at::ITensorListRef& tensors) {
+    addElements(tensors);
+  }
+  void addUnboxed(const at::Tensor& tensor) {
+    addTensor(tensor);
+  }
+  void addUnboxed(c10::string_view text) {
+    addString(text);
+  }
+  template <typename Elements>
+  void addElements(const Elements& elements) {
+    addListOf(elements.size());
+    for (const auto& element : elements) {
+      addUnboxed(element);
+    }
+  }
+
+  void addListOf(std::size_t count);
   void addOperator(const c10::OperatorHandle& op);
   void addGlobalState();
   void add(const c10::IValue& value);
+  void addDouble(double number);
   void addTensor(const at::Tensor& tensor);
   void addNumberOf(const at::Tensor& wrapped_number);
-  void addString(const std::string& text);
+  void addString(std::string_view text);
 
+  const Traits traits_;
   Words words_;
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   PointerNumbers tensor_numbers_;
   PointerNumbers storage_numbers_;
-  bool is_complete_ = true;
+  bool is_complete_ = false;
 };
 
 // Returns true if the results of `op` depend only on what the key contains: PyTorch or torchext provides all kernels

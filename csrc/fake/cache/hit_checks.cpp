@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <exception>
 #include <random>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -26,6 +27,8 @@ std::atomic<double>& checkedFraction() {
 std::atomic<std::uint64_t> wrong_hits{0};
 
 thread_local bool is_checking = false;
+
+thread_local bool is_next_checked = false;
 
 // Disables checks within `recompute()`, which may call other operators.
 class CheckingGuard {
@@ -54,8 +57,15 @@ bool isHitChecked() {
   if (fraction <= 0 || is_checking) {
     return false;
   }
+  if (std::exchange(is_next_checked, false)) {
+    return true;
+  }
   thread_local std::minstd_rand numbers;  // equal seeds on all threads make failures reproducible
   return std::uniform_real_distribution<double>{}(numbers) < fraction;
+}
+
+void checkNextHit() noexcept {
+  is_next_checked = true;
 }
 
 void checkHit(const c10::OperatorHandle& op,

@@ -25,6 +25,9 @@ TORCHEXT_API std::uint64_t takeWrongHits() noexcept;
 // Returns true if the next hit on this thread must be checked.
 bool isHitChecked();
 
+// Makes `isHitChecked()` return true the next time.
+void checkNextHit() noexcept;
+
 // Raises an error unless `recompute()` returns `remembered`, the description of the cached results of `op`. An error
 // that `recompute()` raises counts as a difference, except for an interrupt, which is passed on.
 void checkHit(const c10::OperatorHandle& op, const std::string& remembered, c10::function_ref<std::string()> recompute);

@@ -15,14 +15,14 @@ constexpr std::size_t kMaxWords = std::size_t{1} << 22U;
 
 }  // namespace
 
-std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key) {
+std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key, Wanted is_wanted) {
   if (!key.isComplete()) {
     return nullptr;
   }
   const View view{key.words(), key.hash()};
   const Locked lock{LockRank::kMetadataCache};
   const auto found = index_.find(view);
-  if (found == index_.end()) {
+  if (found == index_.end() || !is_wanted(*found->second->recipe)) {
     return nullptr;
   }
   ++info_.hits;

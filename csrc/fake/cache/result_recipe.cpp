@@ -121,7 +121,7 @@ bool RecipeLearner::learnTensor(const Tensor& tensor, std::vector<TensorRecipe>&
     recipe.source = Source::kArgument;
     return true;
   }
-  if (!isFake(tensor)) {
+  if (!isFake(tensor) || !tensor.has_storage()) {
     return false;
   }
   const Storage& storage = tensor.storage();
@@ -178,6 +178,7 @@ Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
 std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandle& op,
                                                         Arguments arguments,
                                                         bool resizes,
+                                                        bool makes_values,
                                                         ArrayRef<IValue> results,
                                                         std::shared_ptr<const KernelScratch> scratch) {
   if (!hasPureKernels(op)) {
@@ -185,6 +186,7 @@ std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandl
   }
   const auto recipe = std::make_shared<ResultRecipe>();
   recipe->scratch_ = std::move(scratch);
+  recipe->makes_values_ = makes_values;
   recipe->kernels_ = kernelsOf(op);
   for (std::size_t i = 0; resizes && i < arguments.size(); ++i) {
     if (isFake(*arguments[i])) {
@@ -245,6 +247,7 @@ std::string ResultRecipe::describe() const {
     text << "storage of " << storage.nbytes << " bytes on " << storage.device
          << (storage.is_pinned ? ", pinned; " : "; ");
   }
+  text << (makes_values_ ? "may have values; " : "");
   if (scratch_ != nullptr) {
     text << "scratch: " << scratch_->describe();
   }

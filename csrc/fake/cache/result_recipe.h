@@ -40,16 +40,22 @@ class ArgumentsBefore {
 class ResultRecipe {
  public:
   // Creates the recipe of a call of `op` on `arguments` that returned `results`. `resizes`: whether the call changed
-  // the metadata of its arguments. `scratch`: the temporary buffers of the kernel, or null. Returns null if the results
-  // cannot be recreated from the arguments' metadata alone (`hasPureKernels()`).
+  // the metadata of its arguments. `makes_values`: whether the results may have known values although the arguments
+  // have none. `scratch`: the temporary buffers of the kernel, or null. Returns null if the results cannot be recreated
+  // from the arguments' metadata alone (`hasPureKernels()`).
   static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
                                                    c10::ArrayRef<const at::Tensor*> arguments,
                                                    bool resizes,
+                                                   bool makes_values,
                                                    c10::ArrayRef<c10::IValue> results,
                                                    std::shared_ptr<const KernelScratch> scratch);
 
   // Returns the recipe of a call of `op` that real tensors refuse.
   static std::shared_ptr<const ResultRecipe> refusing(const c10::OperatorHandle& op, std::exception_ptr refusal);
+
+  bool makesValues() const noexcept {
+    return makes_values_;
+  }
 
   bool refuses() const noexcept {
     return refusal_ != nullptr;
@@ -113,6 +119,7 @@ class ResultRecipe {
   std::vector<Resized> resized_;
   std::shared_ptr<const KernelScratch> scratch_;
   std::exception_ptr refusal_;
+  bool makes_values_ = false;
 };
 
 }  // namespace torchext

@@ -42,6 +42,10 @@ void setHandlersRecorder(HandlersRecorder recorder) {
   handlers_recorder.store(new HandlersRecorder{recorder}, std::memory_order_release);
 }
 
+bool haveHandlersRecorder() noexcept {
+  return handlers_recorder.load(std::memory_order_relaxed) != nullptr;
+}
+
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const HandlersRecorder* recorder = handlers_recorder.load(std::memory_order_acquire);
   return recorder != nullptr && !isRecording() && recorder->concerns(op, stack);

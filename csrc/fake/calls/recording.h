@@ -50,6 +50,9 @@ void setHandlersRecorder(HandlersRecorder recorder);
 // so.
 bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
+// Returns true if there may be such calls: recorded tensors exist, or have existed.
+bool haveHandlersRecorder() noexcept;
+
 // Passes such a call to the recorder.
 void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <optional>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include <c10/core/StorageImpl.h>
@@ -300,6 +301,12 @@ std::shared_ptr<Provenance> provenanceOf(const Storage& storage) {
   return context == nullptr ? nullptr : context->provenance;
 }
 
+bool mayHaveProvenance(const at::TensorBase& fake) noexcept {
+  const c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
+  return typeid(impl) != typeid(FakeTensorImpl) ||
+         static_cast<const FakeTensorImpl&>(impl).may_have_provenance_.load(std::memory_order_relaxed);
+}
+
 bool hasProvenance(const Storage& storage) noexcept {
   const Locked lock{LockRank::kStorages};
   const FakeStorageContext* context = contextOf(storage);
@@ -315,10 +322,11 @@ void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenanc
   // The swap moves the old provenance out of the scope of the lock: its destructor may free tensors, which takes the
   // lock.
   std::swap(context->provenance, provenance);
-  if (context->keys != keys) {
+  if (context->keys != keys || (provenance == nullptr && context->provenance != nullptr)) {
     context->keys = keys;
     for (FakeTensorImpl* impl = context->residents; impl != nullptr; impl = impl->next_resident_) {
       impl->addKeys(keys);
+      impl->may_have_provenance_.store(true, std::memory_order_relaxed);
     }
   }
 }
@@ -428,6 +436,7 @@ void addResident(const Storage& storage, FakeTensorImpl& impl) {
   }
   context->residents = &impl;
   impl.addKeys(context->keys);
+  impl.may_have_provenance_.store(context->provenance != nullptr, std::memory_order_relaxed);
 }
 
 void removeResident(FakeTensorImpl& impl) noexcept {

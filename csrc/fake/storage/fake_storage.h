@@ -50,6 +50,9 @@ inline bool isSameStorage(const c10::Storage& a, const c10::Storage& b) noexcept
 // Returns the last argument of `setProvenance()`, or null. Always null for a real storage.
 std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 
+// Returns false only if the storage of `fake` has no provenance. Takes no lock.
+bool mayHaveProvenance(const at::TensorBase& fake) noexcept;
+
 // Returns true if `provenanceOf()` is not null.
 bool hasProvenance(const c10::Storage& storage) noexcept;
 

@@ -74,6 +74,7 @@ class FakeTensorImpl final : public c10::TensorImpl {
   friend void setProvenance(const c10::Storage& storage,
                             std::shared_ptr<Provenance> provenance,
                             c10::DispatchKeySet keys);
+  friend bool mayHaveProvenance(const at::TensorBase& fake) noexcept;
   friend std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
   friend void becomeReal(const c10::Storage& fake, const c10::Storage& real);
   friend void becomeFakeAgain(const c10::Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors);
@@ -102,6 +103,8 @@ class FakeTensorImpl final : public c10::TensorImpl {
   // added to one.
   FakeTensorImpl* next_resident_ = nullptr;
   std::atomic<FakeTensorImpl**> link_ = nullptr;
+  // False only if the storage has had no provenance while this tensor was on it.
+  std::atomic<bool> may_have_provenance_ = false;
   std::shared_ptr<Provenance> retained_;
 };
 

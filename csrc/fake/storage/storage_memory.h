@@ -65,6 +65,9 @@ class MemoryCounter {
                                                          c10::ArrayRef<c10::IValue> arguments,
                                                          c10::ArrayRef<c10::IValue> results) = 0;
 
+  // Returns true if `observe()` looks at the arguments of calls of `op`.
+  virtual bool observes(const c10::OperatorHandle& op) const = 0;
+
   // Derives the purpose of storages from the tensors that a call reads and writes: NOTE [Categories of memory]. Cheap
   // while no tracker is open.
   virtual void observe(const c10::OperatorHandle& op,
@@ -75,7 +78,6 @@ class MemoryCounter {
   // order, and frees the temporary buffers. `scratch` may be null.
   virtual void runKernel(const c10::OperatorHandle& op,
                          const KernelScratch* scratch,
-                         c10::ArrayRef<c10::IValue> arguments,
                          c10::ArrayRef<c10::IValue> results) = 0;
 };
 

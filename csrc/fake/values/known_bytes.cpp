@@ -274,7 +274,7 @@ bool areSmall(c10::ArrayRef<c10::IValue> values) {
 }
 
 bool hasValue(const Tensor& fake) noexcept {
-  return fake.has_storage() && (hasSmallStorage(fake) || num_large > 0) && hasProvenance(fake.storage()) &&
+  return fake.has_storage() && mayHaveProvenance(fake) && (hasSmallStorage(fake) || num_large > 0) &&
          std::dynamic_pointer_cast<Values>(provenanceOf(fake.storage())) != nullptr;
 }
 

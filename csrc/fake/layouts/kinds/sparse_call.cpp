@@ -23,7 +23,10 @@
 #include "../../meta/meta_call.h"
 #include "../../storage/fake_factories.h"
 #include "../../storage/fake_storage.h"
+#include "../../storage/storage_memory.h"
+#include "../../values/assumed_values.h"
 #include "../../values/follow_values.h"
+#include "../../values/known_bytes.h"
 #include "../layout.h"
 #include "sparse_fakes.h"
 #include "sparse_remedies.h"
@@ -150,8 +153,8 @@ Stack described(ArrayRef<IValue> arguments) {
   return stack;
 }
 
-// A call whose kernel reads memory, so that a remedy makes its results. Each attempt raises an error, so the results
-// are cached.
+// A call whose kernel reads memory, so that a remedy makes its results, or those of an operator that the kernel calls.
+// Each attempt raises an error, so the results are cached.
 class RemediedCall {
  public:
   RemediedCall(const OperatorHandle& op, ArrayRef<IValue> arguments)
@@ -170,10 +173,18 @@ class RemediedCall {
     return true;
   }
 
+  // Returns true if the operators that the kernel calls neither allocate counted memory nor give the results values.
+  bool hasNoOtherEffects() const {
+    const MemoryCounter* counter = memoryCounter();
+    return !assumesValues() && hasTensor(ArrayRef<IValue>(described_), [counter](const Tensor& tensor) {
+      return !hasValue(tensor) && (counter == nullptr || !counter->counts(tensor.device()));
+    });
+  }
+
   void remember(ArrayRef<IValue> results) const {
     if (key_.isComplete() && CallKey{op_, described_}.words() == key_.words()) {
-      metadataCache().remember(key_, ResultRecipe::learn(op_, key_.tensors(), /*resizes=*/false, results,
-                                                         /*scratch=*/nullptr));
+      metadataCache().remember(key_, ResultRecipe::learn(op_, key_.tensors(), /*resizes=*/false, /*makes_values=*/false,
+                                                         results, /*scratch=*/nullptr));
     }
   }
 
@@ -287,7 +298,7 @@ bool SparseCall::prefersRemedy() const {
 void SparseCall::callCached(Stack& stack) const {
   const Stack called = arguments().vec();
   const RemediedCall call{op_, called};
-  if (!call.tryCached(stack) && !callKernel(stack)) {
+  if (!call.tryCached(stack) && (!callKernel(stack) || call.hasNoOtherEffects())) {
     call.remember(topOf(stack, op_.schema().returns().size()));
   }
 }

@@ -1,0 +1,158 @@
+#include "unboxed.h"
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/Operators.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <torch/library.h>
+
+#include "cache/call_key.h"
+#include "cache/hit_checks.h"
+#include "fake_handler.h"
+#include "resize.h"
+#include "storage/fake_keys.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+
+namespace {
+
+template <typename Return>
+struct Returned {
+  static Return of(IValue* results) {
+    return std::move(*results).to<Return>();
+  }
+};
+
+template <typename... Elements>
+struct Returned<std::tuple<Elements...>> {
+  static std::tuple<Elements...> of(IValue* results) {
+    return make(results, std::index_sequence_for<Elements...>{});
+  }
+
+ private:
+  template <std::size_t... Is>
+  static std::tuple<Elements...> make(IValue* results, std::index_sequence<Is...> /*positions*/) {
+    return {std::move(results[Is]).template to<Elements>()...};
+  }
+};
+
+// Returns the argument that an operator returns: `out`, the only reference that is not constant, or `self`, which is
+// constant in `resize_` and others.
+template <typename Return, typename First, typename... Others>
+Return writtenOf(First& first, Others&... others) {
+  if constexpr (sizeof...(Others) == 0 || std::is_same_v<First, std::remove_reference_t<Return>>) {
+    return first;
+  } else {
+    return writtenOf<Return>(others...);
+  }
+}
+
+template <typename First, typename... Others>
+const First& firstOf(const First& first, const Others&... /*others*/) {
+  return first;
+}
+
+template <typename Operator, typename Schema = typename Operator::schema>
+struct UnboxedKernel;
+
+// The kernel of `Operator`, one of the classes in `at::_ops`.
+template <typename Operator, typename Return, typename... Arguments>
+struct UnboxedKernel<Operator, Return(Arguments...)> {
+  static Return call(DispatchKeySet keys, Arguments... arguments) {
+    static const OperatorHandle op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Operator::name, Operator::overload_name);
+    static const CallKey::Traits traits{op};
+    if (!(keys & kBelowFake).has(DispatchKey::Python)) {  // before 2.13: FakeCall::mustPassToPython()
+      const CallKey key{op, traits, arguments...};
+      if (isHitChecked()) {
+        checkKey(op, key, arguments...);
+      } else if (auto results = tryUnboxed(op, key)) {
+        return finish(results->data(), arguments...);
+      }
+    }
+    static const auto fallback = c10::KernelFunction::makeFromBoxedFunction<&fakeFallback>();
+    return fallback.template call<Return, Arguments...>(op, keys, std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  static Return finish(IValue* results, std::remove_reference_t<Arguments>&... arguments) {
+    if constexpr (std::is_void_v<Return>) {
+      countVersions(firstOf(arguments...));  // a foreach operator
+    } else if constexpr (std::is_reference_v<Return>) {
+      return writtenOf<Return>(arguments...);
+    } else {
+      return Returned<Return>::of(results);
+    }
+  }
+
+  // NOTE [Checking hits]
+  static void checkKey(const OperatorHandle& op, const CallKey& key, const Arguments&... arguments) {
+    const CallKey boxed{op, {IValue(arguments)...}};
+    TORCH_INTERNAL_ASSERT(key.isComplete() == boxed.isComplete() && (!key.isComplete() || key.words() == boxed.words()),
+                          "an unboxed call of `", op.operator_name(), "` has another key than a boxed one");
+    checkNextHit();
+  }
+};
+
+template <typename Operator>
+void registerOne(torch::Library& library) {
+  std::string name = Operator::name;
+  if (*Operator::overload_name != '\0') {
+    name += std::string{"."} + Operator::overload_name;
+  }
+  library.impl(name.c_str(), TORCH_FN(UnboxedKernel<Operator>::call));
+}
+
+template <typename... Operators>
+void registerAll(torch::Library& library) {
+  (registerOne<Operators>(library), ...);
+}
+
+// NOTE [Resizing to the same size]
+const Tensor& resizeFake(DispatchKeySet keys,
+                         const Tensor& self,
+                         c10::SymIntArrayRef size,
+                         std::optional<c10::MemoryFormat> format) {
+  const bool is_done = isResizeToSameSize(self, size, format) && !(keys & kBelowFake).has(DispatchKey::Python);
+  return is_done ? self : UnboxedKernel<at::_ops::resize_>::call(keys, self, size, format);
+}
+
+}  // namespace
+
+void registerUnboxedCalls() {
+  // Leaked: kernels may be in flight until the process ends.
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Fake, __FILE__, __LINE__);
+  library->impl("resize_", &resizeFake);
+  using namespace at::_ops;  // NOLINT(google-build-using-namespace): only the names of operators
+  // Views.
+  registerAll<view, detach, t, transpose_int, slice_Tensor, select_int, expand, permute, unsqueeze, squeeze,
+              squeeze_dim, split_Tensor, as_strided, _unsafe_view, alias, unbind_int, diagonal>(*library);
+  // Changes of metadata.
+  registerAll<t_, transpose_, unsqueeze_, squeeze__dim, set__source_Tensor>(*library);
+  // Factories.
+  registerAll<empty_memory_format, empty_like, empty_strided, new_empty, at::_ops::clone, _to_copy, zeros_like>(
+      *library);
+  // Forward and backward passes.
+  registerAll<mm, bmm, addmm, add_Tensor, sub_Tensor, mul_Tensor, mul_Scalar, div_Tensor, div_Scalar, neg, sum,
+              sum_dim_IntList, mean_dim, pow_Tensor_Scalar, rsqrt, at::_ops::sqrt, cat, relu, threshold_backward, silu,
+              silu_backward, gelu, gelu_backward, _softmax, _softmax_backward_data, native_layer_norm,
+              native_layer_norm_backward, slice_backward, copy_, add_out>(*library);
+  // Accumulation of gradients, and optimizers.
+  registerAll<add__Tensor, mul__Tensor, mul__Scalar, div__Scalar, lerp__Scalar, addcmul_, addcdiv_, zero_,
+              _foreach_add__Scalar, _foreach_add__List, _foreach_add__Tensor, _foreach_mul__Scalar,
+              _foreach_mul__Tensor, _foreach_lerp__Scalar, _foreach_addcmul__Scalar, _foreach_addcdiv__Scalar,
+              _foreach_addcdiv__ScalarList, _foreach_div__ScalarList, _foreach_sqrt, _foreach_norm_Scalar>(*library);
+}
+
+}  // namespace torchext

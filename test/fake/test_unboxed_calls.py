@@ -1,0 +1,298 @@
+"""Unboxed kernels on the `Fake` key: NOTE [Unboxed calls].
+
+Each operator that has one is called on real tensors, and three times on fakes: while the cache does not know the call,
+unboxed, and boxed with a check of the hit and of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torchext import _C
+from torchext.deferred_init import deferred_init, is_deferred
+from torchext.fake import cache_clear, cache_info, fake_mode
+from torchext.memory import track_memory
+
+# Large enough to have no known values: these are looked up boxed.
+SIZE = (6, 700)
+
+
+def one() -> list[Any]:
+    return [torch.ones(SIZE)]
+
+
+def two() -> list[Any]:
+    return [torch.ones(SIZE), torch.ones(SIZE)]
+
+
+def lists(count: int) -> list[Any]:
+    return [[torch.ones(SIZE), torch.ones(5, 700)] for _ in range(count)]
+
+
+def of(*arguments: Any, make: Callable[[], list[Any]] = one) -> Callable[[], list[Any]]:
+    return lambda: [*make(), *arguments]
+
+
+CALLS: dict[str, Callable[[], list[Any]]] = {
+    "_foreach_add_.List": lambda: [*lists(2), 0.5],
+    "_foreach_add_.Scalar": lambda: [*lists(1), 1],
+    "_foreach_add_.Tensor": lambda: [*lists(1), torch.ones(())],
+    "_foreach_addcdiv_.Scalar": lambda: [*lists(3), 0.5],
+    "_foreach_addcdiv_.ScalarList": lambda: [*lists(3), [0.5, -3.0]],
+    "_foreach_addcmul_.Scalar": lambda: [*lists(3), 0.5],
+    "_foreach_div_.ScalarList": lambda: [*lists(1), [0.5, 2]],
+    "_foreach_lerp_.Scalar": lambda: [*lists(2), 0.5],
+    "_foreach_mul_.Scalar": lambda: [*lists(1), 0.5],
+    "_foreach_mul_.Tensor": lambda: [*lists(1), torch.ones(())],
+    "_foreach_norm.Scalar": lambda: [*lists(1), 2, torch.float64],
+    "_foreach_sqrt": lambda: lists(1),
+    "_softmax": of(1, False),
+    "_softmax_backward_data": of(1, torch.float32, make=two),
+    "_to_copy": one,
+    "_unsafe_view": of([700, 6]),
+    "add.Tensor": two,
+    "add.out": lambda: [*two(), torch.empty(0)],
+    "add_.Tensor": two,
+    "addcdiv_": lambda: [*two(), torch.ones(SIZE)],
+    "addcmul_": lambda: [*two(), torch.ones(SIZE)],
+    "addmm": lambda: [torch.ones(700), torch.ones(6, 9), torch.ones(9, 700)],
+    "alias": one,
+    "as_strided": of([5, 5], [1, 5], 3),
+    "bmm": lambda: [torch.ones(2, 6, 9), torch.ones(2, 9, 700)],
+    "cat": lambda: [two(), 1],
+    "clone": one,
+    "copy_": lambda: [torch.ones(SIZE, dtype=torch.float64), torch.ones(SIZE)],
+    "detach": one,
+    "diagonal": of(1, 0, 1),
+    "div.Scalar": of(2.0),
+    "div.Tensor": two,
+    "div_.Scalar": of(2),
+    "empty.memory_format": lambda: [[3, 700]],
+    "empty_like": one,
+    "empty_strided": lambda: [[3, 700], [1, 3]],
+    "expand": lambda: [torch.ones(1, 700), [6, -1]],
+    "gelu": one,
+    "gelu_backward": two,
+    "lerp_.Scalar": of(0.5, make=two),
+    "mean.dim": of([1], True),
+    "mm": lambda: [torch.ones(6, 9), torch.ones(9, 700)],
+    "mul.Scalar": of(0.5),
+    "mul.Tensor": two,
+    "mul_.Scalar": of(0.5),
+    "mul_.Tensor": two,
+    "native_layer_norm": lambda: [torch.ones(SIZE), [700], torch.ones(700), None, 1e-5],
+    "native_layer_norm_backward": lambda: [
+        *two(),
+        [700],
+        torch.ones(6, 1),
+        torch.ones(6, 1),
+        torch.ones(700),
+        None,
+        [True, True, False],
+    ],
+    "neg": one,
+    "new_empty": of([2, 700]),
+    "permute": of([1, 0]),
+    "pow.Tensor_Scalar": of(2),
+    "relu": one,
+    "resize_": of([8, 700]),
+    "rsqrt": one,
+    "select.int": of(1, -1),
+    "set_.source_Tensor": lambda: [torch.ones(5)] * 2,
+    "silu": one,
+    "silu_backward": two,
+    "slice.Tensor": of(1, 3, 600, 2),
+    "slice_backward": of([6, 800], 1, 0, 700, 1),
+    "split.Tensor": of(4, 0),
+    "sqrt": one,
+    "squeeze": lambda: [torch.ones(1, 700)],
+    "squeeze.dim": lambda: [torch.ones(1, 700), 0],
+    "squeeze_.dim": lambda: [torch.ones(1, 700), 0],
+    "sub.Tensor": two,
+    "sum": one,
+    "sum.dim_IntList": of([0], False),
+    "t": one,
+    "t_": one,
+    "threshold_backward": of(0, make=two),
+    "transpose.int": of(0, 1),
+    "transpose_": of(0, 1),
+    "unbind.int": one,
+    "unsqueeze": of(0),
+    "unsqueeze_": of(-1),
+    "view": of([700, -1]),
+    "zero_": one,
+    "zeros_like": one,
+}
+NUMBERS = ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv")
+
+
+def overload(name: str) -> Any:
+    packet, _, rest = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), rest or "default")
+
+
+def describe(arguments: list[Any], results: Any) -> list[Any]:
+    """Return the metadata of all tensors, and which of them are or share which."""
+    tensors = [leaf for leaf in tree_leaves([arguments, results]) if isinstance(leaf, torch.Tensor)]
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+    identities = [id(tensor) for tensor in tensors]
+    return [
+        (
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.untyped_storage().nbytes(),
+            None if tensor.is_inference() else tensor._version,
+            tensor.requires_grad,
+            tensor._is_view(),
+            type(tensor.grad_fn),
+            identities.index(id(tensor)),
+            storages.index(storage),
+        )
+        for tensor, storage in zip(tensors, storages, strict=True)
+    ]
+
+
+def call(name: str, requires_grad: bool) -> list[Any]:
+    arguments = CALLS[name]()
+    if requires_grad:
+        for leaf in tree_leaves(arguments):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and name not in ("add.out", "resize_"):
+                leaf.requires_grad_()
+        if name.partition(".")[0].endswith("_"):  # a leaf cannot be written
+            arguments = torch.utils._pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.mul(1), arguments)
+    try:
+        results = overload(name)(*arguments)
+    except RuntimeError as error:
+        return [str(error)]
+    return describe(arguments, results)
+
+
+@pytest.fixture(autouse=True)
+def unchecked() -> Iterator[None]:
+    before = _C.check_hits(0)
+    cache_clear()
+    yield
+    _C.check_hits(before)
+
+
+def names_of_unboxed() -> set[str]:
+    with fake_mode():
+        torch.empty(1)  # registers the kernels
+    return {
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, "Fake")
+    }
+
+
+def test_each_operator_is_tested() -> None:
+    assert names_of_unboxed() == set(CALLS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", ["no_grad", "grad", "inference"])
+def test_unboxed_and_boxed_calls_equal_real_ones(name: str, kind: str) -> None:
+    block: Callable[[], AbstractContextManager[Any]] = {
+        "no_grad": torch.no_grad,
+        "grad": nullcontext,
+        "inference": torch.inference_mode,
+    }[kind]
+    with block():
+        real = call(name, kind == "grad")
+        with fake_mode():
+            assert call(name, kind == "grad") == real
+            hits = cache_info().hits
+            assert call(name, kind == "grad") == real
+            assert cache_info().hits > hits or "add.out" in name
+            _C.check_hits(1.0)
+            assert call(name, kind == "grad") == real
+    assert _C.take_wrong_hits() == 0
+
+
+@pytest.mark.parametrize("name", ["view", "add.Tensor", "_foreach_mul_.Scalar", "empty.memory_format"])
+def test_unboxed_calls_count_memory_as_boxed_ones(name: str) -> None:
+    def used(fraction: float) -> list[Any]:
+        _C.check_hits(fraction)
+        with fake_mode(gpu=True), torch.device("cuda"), track_memory() as memory:
+            kept = [overload(name)(*CALLS[name]()) for _ in range(3)]
+            del kept
+            return [memory.peak_allocated(), memory.now()]
+
+    assert used(0) == used(1.0)
+
+
+def test_unboxed_calls_on_deferred_tensors_are_recorded() -> None:
+    module = deferred_init(torch.nn.Linear, 64, 64)
+    for _ in range(2):
+        assert is_deferred(module.weight.detach().t().mul(2.0))
+
+
+def test_modes_receive_unboxed_calls() -> None:
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with fake_mode(), Mode():
+        x = torch.empty(SIZE)
+        for _ in range(2):
+            x.view(-1)
+    assert seen.count(torch.ops.aten.view.default) == 2
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_ordinary_numbers_share_an_entry(name: str) -> None:
+    with fake_mode():
+        x = torch.empty(SIZE)
+
+        def apply(number: float) -> torch.Tensor:
+            if name in ("lerp", "add", "sub"):
+                return torch.lerp(x, x, number) if name == "lerp" else getattr(torch, name)(x, x, alpha=number)
+            if name.startswith("addc"):
+                return getattr(torch, name)(x, x, x, value=number)
+            return getattr(torch, name)(x, number)
+
+        apply(0.5)
+        misses = cache_info().misses
+        apply(-0.25)
+        apply(448.0)
+        assert cache_info().misses == misses
+        apply(449.0)
+        assert cache_info().misses == misses + 1
+
+
+def test_numbers_out_of_range_raise_as_for_real_tensors() -> None:
+    real = torch.ones(SIZE)
+    with pytest.raises(RuntimeError) as error:
+        torch.add(real, real, alpha=1e300)
+    with fake_mode():
+        fake = torch.empty(SIZE)
+        for _ in range(2):
+            torch.add(fake, fake, alpha=0.5)
+            with pytest.raises(RuntimeError) as other:
+                torch.add(fake, fake, alpha=1e300)
+    assert str(other.value) == str(error.value)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_later_steps_of_adamw_are_in_the_cache(foreach: bool) -> None:
+    with fake_mode():
+        parameter = torch.nn.Parameter(torch.empty(SIZE))
+        parameter.grad = torch.empty(SIZE)
+        optimizer = torch.optim.AdamW([parameter], foreach=foreach)
+        for _ in range(3):
+            optimizer.step()
+        misses = cache_info().misses
+        for _ in range(3):
+            optimizer.step()
+        assert cache_info().misses == misses
