@@ -10,8 +10,9 @@ import subprocess
 import sys
 
 # Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. The
-# last ones are advice, bounds of time, policies for routing, and the check of initial weights: 72,000 before.
-BUDGET = 77_000
+# last ones are unboxed calls on fakes, fresh pages, jumps by products of polynomials, and commands that do not import
+# PyTorch: 77,000 before.
+BUDGET = 78_000
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 
