@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include <ATen/Version.h>
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #endif
@@ -60,7 +62,8 @@ __attribute__((target("pclmul,sse4.1"))) Pair sumProductsByInstruction(std::size
 }
 
 SumProducts sumProducts() {
-  return __builtin_cpu_supports("pclmul") ? sumProductsByInstruction : sumProductsByShifts;
+  const bool has_vectors = at::get_cpu_capability() != "DEFAULT";  // as PyTorch's kernels, for comparison
+  return has_vectors && __builtin_cpu_supports("pclmul") ? sumProductsByInstruction : sumProductsByShifts;
 }
 
 #else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -169,13 +170,47 @@ def test_rejection_sampling_of_nothing_writes_once() -> None:
 
 
 # Few blocks of 624 numbers, several, more than a copy is worth, and too many to skip.
-@pytest.mark.parametrize("skipped", [623, 624, 625, 3000, 60001, 10**6, 4 * 10**6 + 3, 3 * 10**7 + 5])
+@pytest.mark.parametrize(
+    "skipped", [623, 624, 625, 3000, 60001, 1024 * 624, 1025 * 624, 1026 * 624 + 1, 4 * 10**6 + 3, 3 * 10**7 + 5]
+)
 def test_distances_are_walked_or_jumped(skipped: int) -> None:
     def build() -> list[Tensor]:
         torch.empty(skipped).uniform_()
         return [torch.rand(1000)]
 
     assert_same_results(build)
+
+
+def test_jumps_do_not_need_an_instruction_of_the_processor() -> None:
+    code = """
+import torch
+from torchext import _C
+for numel in (700_000, 5_000_000):
+    walked, jumped = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    torch.empty(numel).uniform_(generator=walked)
+    _C.skip_fill("uniform_", numel, torch.float32, [0.0, 1.0], jumped)
+    print(torch.equal(walked.get_state(), jumped.get_state()))
+"""
+    for capability in ("avx2", "default"):
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+        result = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+        )
+        assert result.stdout.split() == ["True", "True"]
+
+
+def test_tensors_are_materialized_in_any_order() -> None:
+    def build() -> list[Tensor]:
+        # Each starts at a mark of its own, and most marks keep no state.
+        return [torch.rand(size) for size in (70_000, 700_000, 66_000, 1_000_000, 70_000, 66_000, 700_000, 80_000, 3)]
+
+    torch.manual_seed(5)
+    eager = build()
+    for order in (range(8, -1, -1), (4, 8, 1, 6, 2, 7, 0, 5, 3)):
+        torch.manual_seed(5)
+        deferred = deferred_init(build)
+        for i in order:
+            assert torch.equal(materialize_tensor(deferred[i]), eager[i])
 
 
 def test_fill_that_refuses_complex_numbers_refuses_them_at_once() -> None:
