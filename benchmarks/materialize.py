@@ -10,8 +10,8 @@ and with several.
 Fresh memory from the system can cost more than all computing, especially in virtual machines, and varies: compare the
 ratio with the limit's. `--fresh` measures that: user, system and wall seconds for a model of 512 MiB, as minimum,
 median and maximum of 20 alternating runs. Each run begins without freed memory, in one process or in separate ones,
-with and without transparent huge pages. The host of a virtual machine may take back memory that is free for seconds, so the
-runs in one process are repeated with a pause before each.
+with and without transparent huge pages. The host of a virtual machine may take back memory that is free for seconds,
+so the runs in one process are repeated with a pause before each.
 
     python benchmarks/materialize.py --fresh [--runs N] [--fresh-models NAME ...]
 """
