@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[1]
 UNEXPECTED = [
-    r"(?!torchext/|torchext_pytest\.py$|torchext-[^/]*\.dist-info/)",
+    r"(?!torchext/|torchext_(command|pytest)\.py$|torchext-[^/]*\.dist-info/)",
     r".*(^|/)(tests?/|test_[^/]*$|conftest\.py$)",
     r".*\.(cpp|o|pyc)$",
 ]
@@ -25,7 +25,13 @@ NOT_PYTHON = ["py.typed", "_C.pyi", "memory/*.html", "include/torchext/*.h", "sh
 def expected() -> list[str]:
     """Return patterns for the names that the wheel must contain."""
     found = [path for pattern in [*NOT_PYTHON, "**/*.py"] for path in ROOT.glob(f"torchext/{pattern}")]
-    return [*COMPILED, *sorted(str(path.relative_to(ROOT)) for path in found), "torchext_pytest.py", "LICENSE"]
+    return [
+        *COMPILED,
+        *sorted(str(path.relative_to(ROOT)) for path in found),
+        "torchext_command.py",
+        "torchext_pytest.py",
+        "LICENSE",
+    ]
 
 
 def faults(names: list[str]) -> list[str]:

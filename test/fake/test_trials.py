@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +21,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput, UnaryUfuncInfo
 
 from torchext.deferred_init import deferred_init, materialize_tensor
-from torchext.fake import DataDependentError, cache_info, fake_like, fake_mode
+from torchext.fake import DataDependentError, cache_clear, cache_info, fake_like, fake_mode
 from torchext.tools.torch_release import TORCH_RELEASE
 
 # More elements than a trial may have, and no sizes divisible by a power of two.
@@ -351,3 +354,46 @@ def test_results_of_sparse_products_are_cached() -> None:
                 assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
             if sparse.layout is torch.sparse_coo:
                 assert cache_info().misses == before.misses
+
+
+FORKS = """
+import os, signal, torch
+from torchext.fake import fake_mode
+torch.ones(1 << 20).sqrt()  # starts OpenMP's threads
+process = os.fork()
+if process == 0:
+    signal.alarm(60)
+    with fake_mode():
+        y = functional.layer_norm(torch.empty(16, 64) @ torch.empty(64, 128), (128,)).softmax(-1).sqrt()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+
+
+def test_trials_in_a_fork_do_not_wait_for_threads_that_are_gone() -> None:
+    code = f"from torch.nn import functional{FORKS}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert ended.stdout == "7\n", ended.stderr
+
+
+def test_results_do_not_depend_on_the_number_of_threads_which_stays() -> None:
+    def layouts() -> list[tuple[torch.Size, tuple[int, ...], torch.dtype]]:
+        cache_clear()
+        with fake_mode():
+            x = torch.empty(16, 3, 24, 24, requires_grad=True)
+            y = functional.conv2d(x.to(memory_format=torch.channels_last), torch.empty(8, 3, 3, 3)).flatten(1)
+            z = functional.layer_norm(y @ torch.empty(y.shape[1], 64), (64,)).softmax(-1)
+            (gradient,) = torch.autograd.grad(z.square().mean(), x)
+            return [(one.shape, one.stride(), one.dtype) for one in (y, z, gradient)]
+
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(layouts())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..tools.first_use import names_from
+from ..tools.imports import names_from
 
 if TYPE_CHECKING:
     from .advice import Advice, Outcome

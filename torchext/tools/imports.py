@@ -1,15 +1,17 @@
-"""Calls functions when a module has been imported: during a block, or at any time."""
+"""Imports at the first use, and calls of functions when a module has been imported: during a block, or at any time."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
-__all__ = ["once_imported", "patching", "when_imported"]
+__all__ = ["names_from", "once_imported", "patching", "when_imported"]
 
 _patched: set[tuple[str, int, Callable[[ModuleType], None]]] = set()
 
@@ -75,6 +77,25 @@ def when_imported(name: str, act: Callable[[], None]) -> None:
 
     finder = _Finder(name, act_once)
     sys.meta_path.insert(0, finder)
+
+
+def names_from(package: str, *homes: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` (PEP 562) of a package, whose public names are imported at their first use.
+
+    Args:
+        package: The name of the package.
+        homes: The modules that define the names in its `__all__`.
+    """
+
+    def find(name: str) -> Any:
+        if name not in sys.modules[package].__all__:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        modules = (import_module(f".{home}", package) for home in homes)
+        found = next(getattr(module, name) for module in modules if name in module.__all__)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return find
 
 
 class _Finder(MetaPathFinder):

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -38,6 +39,13 @@
 #include "stand_ins.h"
 #include "trust.h"
 #include "written_arguments.h"
+
+// Functions of the OpenMP library that PyTorch loads, if it has one. Those of `at` also set MKL's threads in all
+// threads.
+extern "C" {
+__attribute__((weak)) void omp_set_num_threads(int);
+__attribute__((weak)) int omp_get_max_threads();
+}
 
 namespace torchext {
 
@@ -150,10 +158,34 @@ struct Outcome {
   Stack results;
 };
 
+// Keeps the kernels of a cheap trial on this thread. Waking OpenMP's threads takes longer than the trial, and after a
+// fork they are gone, so that a kernel would wait forever.
+class OneThread {
+ public:
+  explicit OneThread(const Stack& stack) {
+    const bool has_threads = at::get_num_threads() > 1;  // sets the initial number of this thread
+    if (has_threads && omp_set_num_threads != nullptr && omp_get_max_threads != nullptr &&
+        countElements(stack, {}) <= kCheap) {
+      previous_ = omp_get_max_threads();
+      omp_set_num_threads(1);
+    }
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(OneThread);
+  ~OneThread() {
+    if (previous_ != 0) {
+      omp_set_num_threads(previous_);
+    }
+  }
+
+ private:
+  int previous_ = 0;
+};
+
 Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
   try {
     Stack stack = standInsOf(op, arguments, likeness);
     const WrittenTensors written{op, stack};
+    const OneThread one_thread{stack};
     op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     Stack changed = written.changed();
     stack.insert(stack.end(), changed.begin(), changed.end());
