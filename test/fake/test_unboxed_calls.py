@@ -224,7 +224,8 @@ def test_unboxed_calls_count_memory_as_boxed_ones(name: str) -> None:
         with fake_mode(gpu=True), torch.device("cuda"), track_memory() as memory:
             kept = [overload(name)(*CALLS[name]()) for _ in range(3)]
             del kept
-            return [memory.peak_allocated(), memory.now()]
+            states = [memory.peak_allocated(), memory.now()]
+        return [(state.event, state.allocated, state.reserved, state.by_category) for state in states]
 
     assert used(0) == used(1.0)
 

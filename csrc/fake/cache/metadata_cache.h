@@ -28,7 +28,7 @@ struct CacheInfo {
 // Maps calls to recipes for all threads, and evicts the least recently used recipes.
 class MetadataCache {
  public:
-  // Returns the recipe of the call that `key` describes, or null if there is none or `is_wanted` returns false for it.
+  // Returns the recipe of the call that `key` describes, or null without one, or if `is_wanted` returns false for it.
   using Wanted = bool (*)(const ResultRecipe& recipe);
   std::shared_ptr<const ResultRecipe> find(
       const CallKey& key, Wanted is_wanted = [](const ResultRecipe&) { return true; });
