@@ -61,7 +61,10 @@ class TestReference:
         assert headers
         assert [name for name in headers if f"<h2>{name}" not in page] == []
 
-    @pytest.mark.parametrize("script", ["docs/sections.py", "docs/reference/command_line.py", "benchmarks/headline.py"])
+    @pytest.mark.parametrize(
+        "script",
+        ["docs/sections.py", "docs/reference/command_line.py", "benchmarks/headline.py", "benchmarks/table.py"],
+    )
     def test_generated_pages_are_up_to_date(self, script: str) -> None:
         done = subprocess.run([sys.executable, ROOT / script, "--check"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
