@@ -24,7 +24,7 @@ HOMES = ("torch._decomp", "torch._meta_registrations", "torch._prims", "torch._r
 
 
 def _call_directly() -> None:
-    """Let the functions be called as they are until Dynamo is imported."""
+    """Let the functions be called directly until Dynamo is imported."""
     if "torch._dynamo" in sys.modules:
         return
     functions = list(_disabled_functions())
