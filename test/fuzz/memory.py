@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,12 +49,23 @@ def mean(a: Tensor, **out: Tensor) -> Tensor:
 Outer = Callable[..., Tensor]
 
 
+def refuse_overlap(inputs: list[Tensor], outputs: Iterable[Tensor]) -> None:
+    """Raise an error if an output of a call shares memory with an input."""
+    read = {tensor.untyped_storage()._cdata for tensor in inputs}
+    if any(result.untyped_storage()._cdata in read for result in outputs):
+        raise ValueError("PyTorch accepts this, but the result is ambiguous")
+
+
 def product(a: Tensor, b: Tensor, **out: Tensor) -> Tensor:
     """Return the product of matrices, which depends on the address if the output overlaps an input."""
-    read = {tensor.untyped_storage()._cdata for tensor in (a, b)}
-    if any(result.untyped_storage()._cdata in read for result in out.values()):
-        raise ValueError("PyTorch accepts this, but the result is ambiguous")
+    refuse_overlap([a, b], out.values())
     return torch.matmul(a, b, **out)
+
+
+def lower_triangle(a: Tensor, **out: Tensor) -> Tensor:
+    """Return the lower triangle, which contains unwritten memory if an output grows that overlaps the input."""
+    refuse_overlap([a], out.values())
+    return torch.tril(a, **out)
 
 
 # Calls that take `out=`, of two tensors and a number.
@@ -79,7 +90,7 @@ OUTERS: tuple[Outer, ...] = (
     lambda a, b, n, **out: torch.arange(n % 7, **out),
     lambda a, b, n, **out: torch.ones(a.shape, **out),
     lambda a, b, n, **out: torch.linspace(0, 1, n % 9, **out),
-    lambda a, b, n, **out: torch.flatten(torch.tril(a, **out)),
+    lambda a, b, n, **out: torch.flatten(lower_triangle(a, **out)),
     lambda a, b, n, **out: torch.where(a > 0, a, b, **out),
     lambda a, b, n, **out: torch.sigmoid(a, **out),
     lambda a, b, n, **out: torch.linalg.vector_norm(a, **out),

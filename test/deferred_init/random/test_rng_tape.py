@@ -201,7 +201,7 @@ for numel in (700_000, 5_000_000):
 
 def test_tensors_are_materialized_in_any_order() -> None:
     def build() -> list[Tensor]:
-        # Each starts at a mark of its own, and most marks keep no state.
+        # Each starts at its own mark, and most marks keep no state.
         return [torch.rand(size) for size in (70_000, 700_000, 66_000, 1_000_000, 70_000, 66_000, 700_000, 80_000, 3)]
 
     torch.manual_seed(5)
