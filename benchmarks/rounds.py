@@ -8,14 +8,16 @@ more columns.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 __all__ = ["GROUPS", "Round", "Sample"]
@@ -44,38 +46,48 @@ def seconds(run: Callable[[], object], calls: int = 1) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def collected(run: Callable[[], object]) -> float:
+def collected(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the duration of one call that starts without garbage. Its result is freed afterwards."""
     gc.collect()
-    start = time.perf_counter()
+    start = clock()
     result = run()
-    duration = time.perf_counter() - start
+    duration = clock() - start
     del result
     return duration
 
 
 def fake_calls() -> Round:
     """Warm calls on fakes, by the real calls."""
-    from benchmarks.fake_dispatch import CASES, GETTERS, make_arguments
-    from torchext.fake import fake_like, fake_mode
+    from benchmarks.fake_dispatch import CASES, GETTERS, Case, measure_case
 
     torch.set_num_threads(1)
-    cases: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
-    for name, case in CASES.items():
-        real = make_arguments(case)
-        fake = [fake_like(tensor) for tensor in real]
-        cases[name] = partial(case.run, *fake), partial(case.run, *real)
-    for name, getter in GETTERS.items():
-        real_one = torch.ones(10, 10)
-        cases[name] = partial(getter, fake_like(real_one)), partial(getter, real_one)
+    cases = {**CASES, **{name: Case(getter, share=10) for name, getter in GETTERS.items()}}
 
     def measure() -> Iterator[Sample]:
-        for name, (fake, real) in cases.items():
-            with fake_mode():
-                fake()
-                ours = seconds(fake, 2000)
-            real()
-            yield Sample(f"fake call: {name}, by the real call", ours, seconds(real, 2000), at_most=1.1)
+        for name, case in cases.items():
+            found = measure_case(case, 500, 3, is_compared=False)
+            row = f"fake call: {name}, by the real call"
+            yield Sample(row, found["warm"] / 1e6, found["real"] / 1e6, at_most=1.1)
+
+    return measure
+
+
+def cold_steps() -> Round:
+    """The first training step of a process on fakes, by a later one and by the first one under FakeTensorMode."""
+    from benchmarks.cold_calls import PHASES, in_process
+
+    def total(found: dict[str, Any]) -> float:
+        return sum(float(found[phase]) for phase in PHASES[1:])
+
+    def measure() -> Iterator[Sample]:
+        for name in ("Llama-8B", "bert", "t5"):
+            ours, theirs = in_process(name, "torchext"), in_process(name, "FakeTensorMode")
+            if ours is not None:
+                row = f"{name}: first step on fakes, by a later one"
+                yield Sample(row, total(ours["first"]), total(ours["later"]), at_most=3.0)
+            if ours is not None and theirs is not None:
+                row = f"{name}: first step on fakes, by FakeTensorMode"
+                yield Sample(row, total(ours["first"]), total(theirs["first"]))
 
     return measure
 
@@ -134,31 +146,22 @@ def recordings() -> Round:
 
 def small_models() -> Round:
     """Models of small tensors, deferred and materialized, by eager construction."""
-    from torchext.deferred_init import deferred_init, materialize_module
+    from benchmarks.deferred_init import SMALL, small_times
 
-    class Tiny(nn.Module):
-        def __init__(self, count: int) -> None:
-            super().__init__()
-            self.tensors = nn.ParameterList(torch.randn(8) for _ in range(count))
-
-    many: dict[str, tuple[Callable[[], nn.Module], float]] = {
-        "10,000 small tensors": (lambda: nn.ModuleList(nn.Linear(16, 16) for _ in range(5000)), 0.25),
-        "100,000 tiny tensors": (lambda: Tiny(100_000), 1.0),
+    bars = {
+        "one Linear(4, 4)": (None, 2.0),
+        "10,000 in Linear(16, 16)": (0.25, None),
+        "100,000 of 8 in a list": (1.0, None),
     }
 
     def measure() -> Iterator[Sample]:
-        linear = partial(nn.Linear, 4, 4)
-        ours, peer = seconds(lambda: materialize_module(deferred_init(linear)), 200), seconds(linear, 200)
-        yield Sample("Linear(4, 4): deferred and materialized, by eager construction", ours, peer, at_most=2.0)
-        for name, (build, bar) in many.items():
-            peer = collected(build)
-            start = time.perf_counter()
-            deferred = deferred_init(build)
-            recording = time.perf_counter() - start
-            ours = collected(partial(materialize_module, deferred))
-            del deferred
-            yield Sample(f"{name}: materialized, by eager construction", ours, peer, at_most=bar)
-            yield Sample(f"{name}: deferred and materialized, by eager construction", recording + ours, peer)
+        for name, (build, calls) in SMALL.items():
+            found = small_times(build, calls, 1)
+            of_materializing, of_both = bars.get(name, (None, None))
+            row = f"{name}: materialized, by eager construction"
+            yield Sample(row, found["materializing"], found["eager"], at_most=of_materializing)
+            row = f"{name}: deferred and materialized, by eager construction"
+            yield Sample(row, found["both"], found["eager"], at_most=of_both)
 
     return measure
 
@@ -203,23 +206,24 @@ def random_fills() -> Round:
 
 
 def shards() -> Round:
-    """A shard of a matrix: rows by the whole matrix; columns by skipping their numbers, which is their limit."""
-    from benchmarks.shards import INITIALIZERS, build, measure_walk
+    """CPU time of a shard: rows by the whole matrix; columns by their limit, which skips numbers and computes values."""
+    from benchmarks.shards import INITIALIZERS, build, measure_prices
     from torchext.deferred_init import deferred_init, materialize_tensor
 
     torch.set_num_threads(1)
-    size, world = 4096, 64
+    size, world = 8192, 64
 
     def shard(name: str, ranks: int, is_row: bool) -> float:
         deferred = deferred_init(build, name, size, ranks, is_row)
-        return collected(partial(materialize_tensor, deferred))
+        return collected(partial(materialize_tensor, deferred), time.process_time)
 
     def measure() -> Iterator[Sample]:
+        prices = measure_prices(1)
         for name in INITIALIZERS:
             ours, peer = shard(name, world, is_row=True), shard(name, 1, is_row=True)
             yield Sample(f"{name}: 1/{world} of the rows, by the whole matrix", ours, peer, at_most=1 / 40)
-            ours, walk = shard(name, world, is_row=False), measure_walk(size, 1)
-            yield Sample(f"{name}: 1/{world} of the columns, by skipping", ours, walk, walk, at_most=1.2)
+            ours, limit = shard(name, world, is_row=False), prices.floor(name, size, world)
+            yield Sample(f"{name}: 1/{world} of the columns, by its limit", ours, limit, limit, at_most=1.2)
 
     return measure
 
@@ -320,9 +324,31 @@ def dry_runs() -> Round:
     return measure
 
 
+def commands() -> Round:
+    """CPU time of commands, by importing torch and running the program in one process."""
+    from benchmarks.dry_run import SMALL_PROGRAM, own_time_of, times_of
+
+    torchext = [sys.executable, "-m", "torchext"]
+
+    def measure() -> Iterator[Sample]:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "program.py"
+            path.write_text(SMALL_PROGRAM)
+            importing = times_of([sys.executable, "-c", "import torch"]).cpu
+            yield Sample("torchext --help, by import torch", times_of([*torchext, "--help"]).cpu, importing)
+            ours = times_of([*torchext, "dry-run", "--quiet", "--", str(path)]).cpu
+            peer = importing + own_time_of(str(path))
+            yield Sample(
+                "torchext dry-run of a small program, by import torch and the program", ours, peer, at_most=1.3
+            )
+
+    return measure
+
+
 GROUPS: dict[str, Callable[[], Round]] = {
     "fake-calls": fake_calls,
     "fake-steps": fake_steps,
+    "cold-steps": cold_steps,
     "construction": construction,
     "recordings": recordings,
     "small-models": small_models,
@@ -335,4 +361,5 @@ GROUPS: dict[str, Callable[[], Round]] = {
     "checkpoints": checkpoints,
     "real-calls": real_calls,
     "dry-runs": dry_runs,
+    "commands": commands,
 }
