@@ -206,7 +206,7 @@ def random_fills() -> Round:
 
 
 def shards() -> Round:
-    """CPU time of a shard: rows by the whole matrix; columns by their limit, which skips numbers and computes values."""
+    """CPU time of a shard: rows by the whole matrix; columns by their limit: skipping numbers and computing values."""
     from benchmarks.shards import INITIALIZERS, build, measure_prices
     from torchext.deferred_init import deferred_init, materialize_tensor
 

@@ -106,7 +106,7 @@ def walks(initializer: str, size: int, world: int) -> int:
     """
     if not initializer.startswith("trunc"):
         return 1
-    jump = 4096 * 624
+    jump = 1024 * 624
     rounds, outside = 1, 0.0455
     while size / (1 - (1 - outside**rounds) ** (size // world)) < jump:
         rounds += 1
@@ -117,7 +117,7 @@ def measure_prices(repeats: int) -> Prices:
     """Measure the prices on one thread, at their best, since other programs only add to them."""
     torch.set_num_threads(1)
     generator = torch.Generator()
-    skipped, memory = 4000 * 624, torch.zeros(1 << 18)  # less than a jump; in the cache
+    skipped, memory = 1000 * 624, torch.zeros(1 << 18)  # less than a jump; in the cache
 
     def best(run: Callable[[], object], numbers: int) -> float:
         times = []
