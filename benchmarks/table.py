@@ -1,7 +1,8 @@
 """Measure every row of docs/reference/speed.md, and compare it with the ones that are stored.
 
     python benchmarks/table.py [GROUP ...]          # measure the given groups (default: all), and compare
-    python benchmarks/table.py --save [GROUP ...]   # also store the rows, and write the page
+    python benchmarks/table.py --save [GROUP ...]   # also store the rows, if none is slower, and write the page
+    python benchmarks/table.py --accept [GROUP ...] # store them even if some are slower
     python benchmarks/table.py --check              # exit with 1 if the page differs from docs/reference/speed.json
 
 A row is a ratio of two costs that are measured alternately, so that it depends little on the machine. Its noise is the
@@ -41,6 +42,7 @@ TOLERANCE = 1.15
 class Row:
     """A measured row: medians, and the middle half of the ratios of its rounds."""
 
+    group: str
     ours: float
     """Seconds, or bytes."""
     ratio: float
@@ -69,12 +71,13 @@ def samples_of(group: str, rounds: int) -> list[Sample]:
     return [sample for _ in range(rounds) for sample in measure()]
 
 
-def row_of(samples: list[Sample]) -> Row:
-    """Summarize the measurements of one row."""
+def row_of(group: str, samples: list[Sample]) -> Row:
+    """Summarize the measurements of one row of a group."""
     ratios = [sample.ours / sample.peer for sample in samples]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     limits = [sample.limit / sample.peer for sample in samples if sample.limit is not None]
     return Row(
+        group=group,
         ours=_rounded(statistics.median(sample.ours for sample in samples)),
         ratio=_rounded(middle),
         low=_rounded(low),
@@ -97,7 +100,7 @@ def measured(groups: list[str], rounds: int) -> Iterator[tuple[str, Row]]:
         by_row = defaultdict(list)
         for sample in found:
             by_row[sample.row].append(sample)
-        yield from ((name, row_of(samples)) for name, samples in by_row.items())
+        yield from ((name, row_of(group, samples)) for name, samples in by_row.items())
 
 
 def regressions(rows: Mapping[str, Row], stored: Mapping[str, Row]) -> list[str]:
@@ -131,12 +134,13 @@ def page(stored: Mapping[str, Row]) -> str:
         "`make bench` measures these rows and names those that became slower by more than 15 %, beyond noise.",
         "`python benchmarks/table.py --save` stores them and writes this page.",
         "",
-        "A ratio is the median of rounds that measure ours and its peer alternately; the range is the middle half of",
-        "the rounds. The limit is the cost of what the hardware must do at least, also as a ratio to the peer.",
+        "A ratio is the cost of torchext divided by the cost of the alternative that the row names after `by`. It is",
+        "the median of rounds that measure both alternately; the range is the middle half of the rounds. The limit is",
+        "the least cost on this hardware, also divided by the cost of the alternative.",
         "",
     ]
     for mark in dict.fromkeys(row.stamp for row in stored.values()):
-        lines += [f"Measured {mark}:", "", "| ours, by its peer | ours | ratio | range | limit | target |"]
+        lines += [f"Measured {mark}:", "", "| row | torchext | ratio | range | limit | target |"]
         lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
         lines += [f"| {' | '.join(cells(name, row))} |" for name, row in stored.items() if row.stamp == mark] + [""]
     return "\n".join(lines)
@@ -147,7 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"one of {', '.join(GROUPS)}")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each row")
-    parser.add_argument("--save", action="store_true", help="store the rows and write the page")
+    parser.add_argument("--save", action="store_true", help="store the rows and write the page, if no row is slower")
+    parser.add_argument("--accept", action="store_true", help="store the rows and write the page")
     parser.add_argument("--check", action="store_true", help="only compare the page with the stored rows")
     options = parser.parse_args()
     if unknown := set(options.groups) - GROUPS.keys():
@@ -155,15 +160,16 @@ def main() -> None:
     stored = {name: Row(**row) for name, row in json.loads(STORED.read_text()).items()} if STORED.exists() else {}
     if options.check:
         sys.exit(0 if PAGE.exists() and PAGE.read_text() == page(stored) else f"Run `python {sys.argv[0]} --save`.")
-    print(f"{stamp()}\n{'':78}{'ours':>10}{'ratio':>8}{'range':>18}{'limit':>8}{'target':>8}")
+    print(f"{stamp()}\n{'':78}{'torchext':>10}{'ratio':>8}{'range':>18}{'limit':>8}{'target':>8}")
     rows = {}
     for name, row in measured(options.groups or list(GROUPS), options.rounds):
         rows[name] = row
         title, ours, ratio, noise, limit, bar = cells(name, row)
         print(f"{title:78}{ours:>10}{ratio:>8}{noise:>18}{limit:>8}{bar:>8}", flush=True)
     slower = regressions(rows, stored)
-    if options.save:
-        stored.update(rows)
+    if options.accept or (options.save and not slower):
+        measured_groups = {row.group for row in rows.values()}
+        stored = {name: row for name, row in stored.items() if row.group not in measured_groups} | rows
         STORED.write_text(json.dumps({name: asdict(row) for name, row in stored.items()}, indent=2) + "\n")
         PAGE.write_text(page(stored))
     if slower:

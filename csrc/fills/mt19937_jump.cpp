@@ -174,8 +174,9 @@ std::shared_ptr<const Polynomial> reversedStep(std::size_t index) {
   static Polynomial last;
   const Locked lock{LockRank::kJumps};
   while (remembered.size() <= index) {
-    last = remembered.empty() ? power(kJumpPaysFrom * kN - 1) : timesT(square(last));
-    remembered.push_back(withReversedWords(last));
+    const Polynomial next = remembered.empty() ? power(kJumpPaysFrom * kN - 1) : timesT(square(last));
+    remembered.push_back(withReversedWords(next));  // may raise an error, which leaves `last` unchanged
+    last = next;
   }
   return remembered[index];
 }

@@ -397,3 +397,22 @@ def test_results_do_not_depend_on_the_number_of_threads_which_stays() -> None:
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1]
+
+
+def test_refusals_of_convolutions_do_not_depend_on_other_trials() -> None:
+    """The number of threads decides whether oneDNN runs a 1 x 1 convolution, and so which error is raised."""
+
+    def error_of(new: Callable[..., torch.Tensor]) -> str:
+        with pytest.raises(RuntimeError) as error:
+            torch.ops.aten.convolution(new(15, 4, 5, 5), new(4, 0, 1, 1), None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)
+        return str(error.value)
+
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            wanted = error_of(torch.ones)
+            with fake_mode():
+                assert error_of(torch.empty) == wanted
+    finally:
+        torch.set_num_threads(before)

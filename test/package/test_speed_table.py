@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ def table() -> ModuleType:
 
 def row_with(table: ModuleType, *ratios: float) -> Any:
     """Return a row whose rounds have these ratios."""
-    return table.row_of([table.Sample("a row", ratio, 1.0) for ratio in ratios])
+    return table.row_of("a group", [table.Sample("a row", ratio, 1.0) for ratio in ratios])
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_rows_that_are_not_stored_are_not_slower(table: ModuleType) -> None:
 
 
 def test_limits_are_ratios_to_the_peer(table: ModuleType) -> None:
-    row = table.row_of([table.Sample("a row", 3.0, 4.0, limit=1.0, at_most=0.5)])
+    row = table.row_of("a group", [table.Sample("a row", 3.0, 4.0, limit=1.0, at_most=0.5)])
     assert (row.ratio, row.limit, row.at_most) == (0.75, 0.25, 0.5)
 
 
@@ -61,3 +62,8 @@ def test_page_groups_rows_by_their_measurement(table: ModuleType) -> None:
 )
 def test_durations_have_readable_units(table: ModuleType, seconds: float, text: str) -> None:
     assert table.cells("a row", row_with(table, seconds))[1] == text
+
+
+def test_every_group_has_stored_rows(table: ModuleType) -> None:
+    stored = json.loads(table.STORED.read_text())
+    assert {row["group"] for row in stored.values()} == set(table.GROUPS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -56,7 +55,6 @@ The rank with the worst outcome decides, in the order 1, 3, 4, {GREW}, 0.
 """
 
 STAGES = "stages"
-MOST_JOBS = 8  # by default, because each rank takes about half a GiB
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -76,10 +74,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--jobs",
         type=int,
-        default=min(os.cpu_count() or 1, MOST_JOBS),
+        default=1,
         metavar="N",
-        help="the number of ranks that run at a time; only the first reads stdin (default: the number of processors, "
-        f"at most {MOST_JOBS})",
+        help="the number of ranks that run at a time, each on half a GiB; with more than one, only the first reads "
+        "stdin (default: 1)",
     )
     add("--gpu", default="H100-80GB", metavar="MODEL", help="the model of the GPUs, such as A100 (default: H100-80GB)")
     add(

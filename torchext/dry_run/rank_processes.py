@@ -123,7 +123,7 @@ class RankProcesses:
         ahead = [other for other in following if other not in self._ranks]
         while rank.report is None:
             while ahead and len(self._running()) < self.options.jobs:
-                self._start(ahead.pop(0), is_shown=False, stdin=subprocess.DEVNULL)
+                self._start(ahead.pop(0), is_shown=False)
             self._turn()
             self._show_output(rank)
         self._show_output(rank)
@@ -136,7 +136,8 @@ class RankProcesses:
         if self._is_shown:
             rank.show_output()
 
-    def _start(self, number: int, *, is_shown: bool, stdin: int | None = None) -> _Rank:
+    def _start(self, number: int, *, is_shown: bool) -> _Rank:
+        stdin = subprocess.DEVNULL if self.options.jobs > 1 and self._ranks else None  # processes cannot share it
         self._ranks[number] = rank = _Rank(self, number, is_shown, stdin)  # closed even if starting it fails
         rank.run(self.gpu)
         return rank

@@ -75,8 +75,9 @@ bool mayHavePureKernels(const c10::OperatorHandle& op) {
   return isAmong(kNamespaces, namespaceOf(op.operator_name()));
 }
 
-// Their kernels convert numbers to the type of the elements, which raises an error for numbers out of its range, and
-// look at nothing else of a number but its type.
+// They refuse floating-point numbers for integers, or promote them. Their kernels convert a number to a floating-point
+// type, which raises an error for numbers out of its range, and look at nothing else of it. addcmul() is not among
+// them: it converts the number to the type of integers.
 const OperatorSet takesFreeNumbers{"return the same metadata for all ordinary floating-point numbers",
                                    {"aten::add",
                                     "aten::add_",
@@ -88,8 +89,6 @@ const OperatorSet takesFreeNumbers{"return the same metadata for all ordinary fl
                                     "aten::div_",
                                     "aten::lerp",
                                     "aten::lerp_",
-                                    "aten::addcmul",
-                                    "aten::addcmul_",
                                     "aten::addcdiv",
                                     "aten::addcdiv_",
                                     "aten::_foreach_add",
@@ -102,15 +101,13 @@ const OperatorSet takesFreeNumbers{"return the same metadata for all ordinary fl
                                     "aten::_foreach_div_",
                                     "aten::_foreach_lerp",
                                     "aten::_foreach_lerp_",
-                                    "aten::_foreach_addcmul",
-                                    "aten::_foreach_addcmul_",
                                     "aten::_foreach_addcdiv",
                                     "aten::_foreach_addcdiv_"}};
 
 // Returns true if all floating-point dtypes can represent the magnitude of `number`. The smallest maximum is that of
-// `float8_e4m3fn`. Zero does not count: divisions by it may raise errors.
+// `float8_e4m3fnuz`. Zero does not count: divisions by it may raise errors.
 bool isOrdinary(double number) {
-  return number != 0 && std::abs(number) <= 448;
+  return number != 0 && std::abs(number) <= 240;
 }
 
 constexpr std::array kComputingKeys{DispatchKey::Meta, DispatchKey::CPU};

@@ -159,12 +159,13 @@ struct Outcome {
 };
 
 // Keeps the kernels of a cheap trial on this thread. Waking OpenMP's threads takes longer than the trial, and after a
-// fork they are gone, so that a kernel would wait forever.
+// fork they are gone, so that a kernel would wait forever. Convolutions choose their kernel by the number of threads
+// (`ConvParams::use_mkldnn()`), so theirs stays.
 class OneThread {
  public:
-  explicit OneThread(const Stack& stack) {
+  OneThread(const OperatorHandle& op, const Stack& stack) {
     const bool has_threads = at::get_num_threads() > 1;  // sets the initial number of this thread
-    if (has_threads && omp_set_num_threads != nullptr && omp_get_max_threads != nullptr &&
+    if (has_threads && omp_set_num_threads != nullptr && omp_get_max_threads != nullptr && !isConvolution(op) &&
         countElements(stack, {}) <= kCheap) {
       previous_ = omp_get_max_threads();
       omp_set_num_threads(1);
@@ -185,7 +186,7 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
   try {
     Stack stack = standInsOf(op, arguments, likeness);
     const WrittenTensors written{op, stack};
-    const OneThread one_thread{stack};
+    const OneThread one_thread{op, stack};
     op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     Stack changed = written.changed();
     stack.insert(stack.end(), changed.begin(), changed.end());
