@@ -21,8 +21,8 @@ struct KeptNormals {
 };
 
 // A place to start from, `draws` 32-bit draws after the beginning of a tape. Every few marks keep the generator's
-// state, which takes 2.5 KB. From there the others are reached over the distances between them, most of which
-// advance() has computed before.
+// state, which takes 2.5 KB. From there the others are reached over the distances between them. advance()
+// has computed most of these before.
 class TapeMark {
  public:
   // The beginning of a new tape.
