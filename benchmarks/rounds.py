@@ -38,22 +38,12 @@ class Sample(NamedTuple):
 Round = Callable[[], Iterator[Sample]]
 
 
-def seconds(run: Callable[[], object], calls: int = 1) -> float:
-    """Return the duration of one call. Results are freed before the clock stops only if `run` frees them."""
+def seconds_per_call(run: Callable[[], object], calls: int) -> float:
+    """Return the mean duration of `calls` calls."""
     start = time.perf_counter()
     for _ in range(calls):
         run()
     return (time.perf_counter() - start) / calls
-
-
-def collected(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the duration of one call that starts without garbage. Its result is freed afterwards."""
-    gc.collect()
-    start = clock()
-    result = run()
-    duration = clock() - start
-    del result
-    return duration
 
 
 def fake_calls() -> Round:
@@ -116,7 +106,7 @@ def construction() -> Round:
     """Construction of the Llama-2-7B shape, deferred, by the meta device."""
     import transformers
 
-    from benchmarks.deferred_init import LAYERS, construct_under, linears, llama
+    from benchmarks.deferred_init import LAYERS, construct_under, linears, llama, seconds
     from torchext.deferred_init import deferred_init
 
     transformers.logging.set_verbosity_error()
@@ -124,8 +114,8 @@ def construction() -> Round:
 
     def measure() -> Iterator[Sample]:
         for name, build in builds.items():
-            ours = collected(partial(deferred_init, build, LAYERS))
-            peer = collected(partial(construct_under, lambda: torch.device("meta"), build))
+            ours = seconds(partial(deferred_init, build, LAYERS))
+            peer = seconds(partial(construct_under, lambda: torch.device("meta"), build))
             row = f"Llama-2-7B shape ({name}): deferred construction, by the meta device"
             yield Sample(row, ours, peer, at_most=2.0)
 
@@ -168,7 +158,7 @@ def small_models() -> Round:
 
 def models() -> Round:
     """Materialization of models of about 50 M parameters, by eager construction; the limit writes as many zeros."""
-    from benchmarks.materialize import MODELS, fresh_zeros
+    from benchmarks.materialize import MODELS, fresh_zeros, seconds
     from torchext.deferred_init import deferred_init, materialize_module
 
     builds = {name: partial(build, 50) for name, build in MODELS.items() if "small" not in name}
@@ -177,9 +167,9 @@ def models() -> Round:
     def measure() -> Iterator[Sample]:
         for name, build in builds.items():
             deferred = deferred_init(build)
-            ours = collected(partial(materialize_module, deferred))
+            ours = seconds(partial(materialize_module, deferred))
             del deferred
-            peer, limit = collected(build), collected(partial(fresh_zeros, sizes[name]))
+            peer, limit = seconds(build), seconds(partial(fresh_zeros, sizes[name]))
             yield Sample(f"{name}: materialized, by eager construction", ours, peer, limit, at_most=0.5)
 
     return measure
@@ -207,6 +197,7 @@ def random_fills() -> Round:
 
 def shards() -> Round:
     """CPU time of a shard: rows by the whole matrix; columns by their limit: skipping numbers and computing values."""
+    from benchmarks.materialize import seconds
     from benchmarks.shards import INITIALIZERS, build, measure_prices
     from torchext.deferred_init import deferred_init, materialize_tensor
 
@@ -215,7 +206,7 @@ def shards() -> Round:
 
     def shard(name: str, ranks: int, is_row: bool) -> float:
         deferred = deferred_init(build, name, size, ranks, is_row)
-        return collected(partial(materialize_tensor, deferred), time.process_time)
+        return seconds(partial(materialize_tensor, deferred), time.process_time)
 
     def measure() -> Iterator[Sample]:
         prices = measure_prices(1)
@@ -243,7 +234,9 @@ def guards() -> Round:
 
     def measure() -> Iterator[Sample]:
         for name, (ours, peer) in pairs.items():
-            yield Sample(f"{name}, by PyTorch's", seconds(ours, 5000), seconds(peer, 5000), at_most=1.0)
+            yield Sample(
+                f"{name}, by PyTorch's", seconds_per_call(ours, 5000), seconds_per_call(peer, 5000), at_most=1.0
+            )
 
     return measure
 

@@ -86,7 +86,7 @@ def __getattr__(name: str) -> object:
     if name == "_C":
         _load_extension()
         return _sys.modules[f"{__name__}._C"]
-    if name == "dry_run" or name in _ROOMS:  # at first use, because it imports much of torch.distributed
+    if name == "dry_run" or name in _ROOMS:  # dry_run always, because it imports much of torch.distributed
         return _import_module(f".{name}", __name__)
     homes = [room for room in __all__ if name in getattr(globals().get(room), "__all__", ())]
     hint = f". Did you mean torchext.{homes[0]}.{name}?" if homes else ""
