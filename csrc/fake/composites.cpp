@@ -34,7 +34,8 @@
 #include "storage/fake_storage.h"
 #include "storage/fake_tensor_impl.h"
 #include "storage/storage_memory.h"
-#include "values/assumed_values.h"
+#include "values/assumed_reads.h"
+#include "values/assumptions.h"
 #include "values/known_values.h"
 
 namespace torchext {

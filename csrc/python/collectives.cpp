@@ -7,7 +7,7 @@
 
 #include "../fake/collectives/collectives.h"
 #include "../fake/collectives/process_groups.h"
-#include "../fake/values/assumed_values.h"
+#include "../fake/values/assumptions.h"
 #include "../fake/values/known_values.h"
 #include "bind.h"
 #include "module.h"

@@ -95,6 +95,10 @@ bool hasTensor(c10::ArrayRef<IValue> values, TensorPredicate is_wanted) {
   return has_any;
 }
 
+bool allTensors(c10::ArrayRef<IValue> values, TensorPredicate is_wanted) {
+  return !hasTensor(values, [is_wanted](const at::Tensor& tensor) { return !is_wanted(tensor); });
+}
+
 IValue mapTensors(const IValue& value, TensorMapper map) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();

@@ -34,6 +34,9 @@ void forEachTensor(const torch::jit::Stack& stack, std::size_t count, TensorVisi
 bool hasTensor(const c10::IValue& value, TensorPredicate is_wanted);
 bool hasTensor(c10::ArrayRef<c10::IValue> values, TensorPredicate is_wanted);
 
+// Returns true if `is_wanted` returns true for all defined tensors in `values`.
+bool allTensors(c10::ArrayRef<c10::IValue> values, TensorPredicate is_wanted);
+
 // Returns `value` with each defined tensor replaced by the tensor that `map` returns for it. Compound values that hold
 // tensors are rebuilt, never changed in place, since the operator's caller may also hold them.
 c10::IValue mapTensors(const c10::IValue& value, TensorMapper map);

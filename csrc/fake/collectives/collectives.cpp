@@ -19,7 +19,7 @@
 #include "../../support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../storage/fake_factories.h"
-#include "../values/assumed_values.h"
+#include "../values/assumptions.h"
 #include "../values/known_values.h"
 #include "process_groups.h"
 

@@ -5,7 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "assumed_values.h"
+#include "assumed_reads.h"
 
 namespace torchext {
 

@@ -24,7 +24,7 @@
 #include "../../storage/fake_factories.h"
 #include "../../storage/fake_storage.h"
 #include "../../storage/storage_memory.h"
-#include "../../values/assumed_values.h"
+#include "../../values/assumptions.h"
 #include "../../values/follow_values.h"
 #include "../../values/known_bytes.h"
 #include "../layout.h"
