@@ -154,6 +154,8 @@ def check_refusal(program: list[Step], order: int) -> None:
         return
     if found is not None and is_about_large_source(machine, found):
         return
+    if found is None and machine.has_dropped_large:  # a dropped result is never materialized
+        return
     if wanted is not None and found is None:  # it depends on values, so it must raise now
         found = error_of_materializing(machine, order)
         assert found is not None, f"nothing for {wanted!r}"

@@ -51,6 +51,7 @@ class Machine:
         self.generator = torch.Generator(DEVICE).manual_seed(5)
         self.sources = make_sources()
         self.has_read_large = False
+        self.has_dropped_large = False
 
     def run(self, program: list[Step], skipped: set[int]) -> list[Tensor]:
         """Run `program`, without the steps in `skipped`, and return its memory."""
@@ -72,7 +73,9 @@ class Machine:
             self.keep([result] if isinstance(result, Tensor) else result or [])
 
     def keep(self, tensors: list[Tensor]) -> None:
-        self.memory.extend(tensor for tensor in tensors if tensor.numel() <= LARGEST)
+        kept = [tensor for tensor in tensors if tensor.numel() <= LARGEST]
+        self.memory.extend(kept)
+        self.has_dropped_large |= len(kept) < len(tensors)
 
     def forget(self, tensor: Tensor) -> None:
         self.memory = [t for t in self.memory if t is not tensor]
