@@ -1004,12 +1004,12 @@ def test_stages_are_the_ranks_that_exchange_messages(command: Command) -> None:
 @pytest.mark.parametrize(
     ("reports", "code"),
     [
-        ([{"made": 2}, {"made": 3}], 0),
-        ([{"made": 2}, {"made": 1}], 4),
-        ([{"made": 1}, {"made": 2, "out_of_memory": "x"}], 3),
-        ([{"made": 2, "out_of_memory": "x"}, {"exit_code": 7}], 1),
-        ([{"made": 2, "out_of_memory": "x"}, {"exit_code": 512}], 1),
-        ([{"exit_code": 7}, {"error": "x"}], 1),
+        ([{"completed": 2}, {"completed": 3}], 0),
+        ([{"completed": 2}, {"completed": 1}], 4),
+        ([{"completed": 1}, {"completed": 2, "out_of_memory": "x"}], 3),
+        ([{"completed": 2, "out_of_memory": "x"}, {"program_exit_code": 7}], 1),
+        ([{"completed": 2, "out_of_memory": "x"}, {"program_exit_code": 512}], 1),
+        ([{"program_exit_code": 7}, {"error": "x"}], 1),
     ],
 )
 def test_exit_code_is_that_of_the_worst_rank(reports: list[dict[str, Any]], code: int) -> None:

@@ -66,7 +66,7 @@ def test_rank_that_waits_for_a_cycle_is_not_part_of_it(job: RankProcesses) -> No
     [
         (
             RankReport(
-                1, error="Traceback\nValueError: no data\nand what may explain it", reason="ValueError: no data"
+                1, error="Traceback\nValueError: no data\nand what may explain it", error_summary="ValueError: no data"
             ),
             OTHER,
             "failed in its dry run: ValueError: no data.",
@@ -77,7 +77,7 @@ def test_rank_that_waits_for_a_cycle_is_not_part_of_it(job: RankProcesses) -> No
             "ran out of memory in its dry run: CUDA out of memory. Tried to allocate 4 GiB.",
         ),
         (
-            RankReport(1, made=2, out_of_memory="CUDA out of memory"),
+            RankReport(1, completed=2, out_of_memory="CUDA out of memory"),
             FINISHED,
             "Rank 1, the sender, has already reached its goal.",
         ),

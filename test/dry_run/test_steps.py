@@ -13,7 +13,7 @@ import pytest
 
 from torchext.descriptions.gpus import FakeGPU
 from torchext.dry_run import world
-from torchext.dry_run.json_report import json_report, rank_report
+from torchext.dry_run.json_report import json_report
 from torchext.dry_run.rank_report import FORWARD, STEP, Goal, RankReport
 from torchext.dry_run.reports import html_report, text_report
 from torchext.dry_run.running import run_rank
@@ -76,14 +76,18 @@ def test_two_steps_are_as_often_around_the_loop_as_the_program_needs(run: Run, n
     program = PROGRAMS[name]
     endless = run(source_of(program, 1000), Goal(STEP, 2))
     assert not endless.error, endless.error
-    assert endless.made == 2
+    assert endless.completed == 2
     assert endless.remarks == []
     exact = run(source_of(program, program.of_steps), Goal(STEP, 2))
-    assert exact.made == 2
+    assert exact.completed == 2
     assert exact.remarks == []
     fewer = run(source_of(program, program.of_steps - 1), Goal(STEP, 2))
-    assert fewer.made == 1
-    assert endless.peaks[0].allocated == exact.peaks[0].allocated == peak_of(source_of(program, program.of_steps))
+    assert fewer.completed == 1
+    assert (
+        endless.devices[0]["peak_allocated"]
+        == exact.devices[0]["peak_allocated"]
+        == peak_of(source_of(program, program.of_steps))
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_two_steps_are_as_often_around_the_loop_as_the_program_needs(run: Run, n
 )
 def test_floating_point_operations_are_those_of_one_whole_step(run: Run, name: str, passes: int) -> None:
     report = run(source_of(PROGRAMS[name], 1000), Goal(STEP, 2), counts_flops=True)
-    assert (report.made, report.flops, report.flops_error) == (2, 2 * 8 * 256 * passes, "")
+    assert (report.completed, report.flops, report.flops_error) == (2, 2 * 8 * 256 * passes, "")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +121,9 @@ def test_report_gives_the_reason_for_uncounted_operations(run: Run, ending: str,
         Goal(STEP, 2),
         counts_flops=True,
     )
-    assert (report.made, report.exit_code, report.error) == (2, 0, "")
+    assert (report.completed, report.program_exit_code, report.error) == (2, 0, "")
     assert (report.flops, report.flops_error) == (None, why)
-    assert f"The floating-point operations were not counted: {why}." in text_report(rank_report(report), 1)
+    assert f"The floating-point operations were not counted: {why}." in text_report(report.to_dict(), 1)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def test_report_gives_the_reason_for_uncounted_operations(run: Run, ending: str,
 def test_report_names_the_program_without_a_countable_step(run: Run, goal: Goal, steps: int, why: str) -> None:
     report = run(source_of(PROGRAMS["plain"], steps), goal, counts_flops=True)
     assert (report.flops, report.flops_error) == (None, why)
-    assert f"The floating-point operations were not counted: {why}." in text_report(rank_report(report), 1)
+    assert f"The floating-point operations were not counted: {why}." in text_report(report.to_dict(), 1)
 
 
 def test_generator_that_steps_first_has_all_networks_in_a_step(run: Run) -> None:
@@ -145,15 +149,15 @@ for _ in range(5): two(batch()).sum().backward(); optimizer_2.step()
 """
     report = run(source_of(program._replace(loop=loop), 1000), Goal(STEP, 2), counts_flops=True)
     assert report.flops == 2 * 8 * 256 * (2 * 2048 + 5 * 2 * 512)
-    assert report.made == 2
-    assert run(source_of(program._replace(loop=loop), 2), Goal(STEP, 2)).made == 2
+    assert report.completed == 2
+    assert run(source_of(program._replace(loop=loop), 2), Goal(STEP, 2)).completed == 2
 
 
 def test_last_step_includes_what_follows_the_optimizer(run: Run) -> None:
     program = PROGRAMS["plain"]
     after = "metric, large = nn.Identity(), torch.empty(i << 28, device='cuda'); metric(large); del large\n"
     report = run(source_of(program._replace(loop=program.loop + after), 1000), Goal(STEP, 2))
-    assert 2**30 <= report.peaks[0].allocated < 2 * 2**30
+    assert 2**30 <= report.devices[0]["peak_allocated"] < 2 * 2**30
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -161,7 +165,7 @@ def test_optimizer_that_is_not_called_is_skipped_with_a_remark(run: Run, ends: b
     program = PROGRAMS["two optimizers in each iteration"]
     loop = "two(batch()).sum().backward(); optimizer_2.step()"
     report = run(source_of(program._replace(loop=loop), 3 if ends else 1000), Goal(STEP, 2))
-    assert report.made == (3 if ends else PATIENCE)
+    assert report.completed == (3 if ends else PATIENCE)
     (remark,) = report.remarks
     count = 3 if ends else PATIENCE
     assert re.search(
@@ -174,7 +178,7 @@ def test_program_without_steps_is_distinguished_from_one_that_fits(run: Run) -> 
     by_hand = "for p in model.parameters(): p.data.sub_(p.grad); p.grad = None"
     program = Program("model = net(256, 512)", f"model(batch()).sum().backward()\n{by_hand}", 0, 0)
     report = run(source_of(program, 3), Goal(STEP, 2))
-    first, second = text_report(rank_report(report), 1).splitlines()[:2]
+    first, second = text_report(report.to_dict(), 1).splitlines()[:2]
     assert re.search(r"^rank 0 of 1: ended after 0 of 2 steps in [\d.]+ s$", first)
     assert "The program ended after 3 forward passes and 3 backward passes" in second
     assert "torch.optim.Optimizer. Use --forwards N" in second
@@ -189,7 +193,7 @@ def test_endless_loop_in_which_no_optimizer_is_called_is_ended(
     program = PROGRAMS["plain"]
     skipping = "model(batch()).sum().backward(); optimizer.zero_grad()\nif i == 0: optimizer.step()"
     report = run(source_of(program._replace(loop=skipping), 1000), Goal(STEP, 2))
-    assert (report.made, report.backwards) == (1, 52)
+    assert (report.completed, report.backward_passes) == (1, 52)
     assert "5 backward passes without an optimizer call; the run ends after 50" in capfd.readouterr().err
 
 
@@ -213,26 +217,28 @@ while True:
 
 def test_server_is_ended_after_its_forward_passes(run: Run) -> None:
     report = run(PREAMBLE + SERVER, Goal(FORWARD, 16), counts_flops=True)
-    assert (report.made, report.error) == (16, "")
+    assert (report.completed, report.error) == (16, "")
     assert report.flops == 2 * 2 * 8 * 256 * 512
     cache = 16 * (8 * 256 * 4 + 2**20)
     assert (
-        cache <= sum(report.peaks[0].by_category.values()) - report.peaks[0].by_category["workspaces"] < cache + 2**22
+        cache
+        <= sum(report.devices[0]["categories"].values()) - report.devices[0]["categories"]["workspaces"]
+        < cache + 2**22
     )
-    assert re.search(r"^rank 0 of 1: fits, 16 of 16 forward passes in", text_report(rank_report(report), 1))
+    assert re.search(r"^rank 0 of 1: fits, 16 of 16 forward passes in", text_report(report.to_dict(), 1))
 
 
 def test_forward_passes_of_a_program_that_ends_by_itself_are_counted(run: Run) -> None:
     report = run(PREAMBLE + SERVER.replace("while True", "for _ in range(3)"), Goal(FORWARD, 16))
-    text = text_report(rank_report(report), 1)
+    text = text_report(report.to_dict(), 1)
     assert re.search(r"^rank 0 of 1: ended after 3 of 16 forward passes in", text)
     assert "Use --forwards 3, or --to-end" in text
 
 
 def test_program_runs_to_its_end(run: Run) -> None:
     report = run(source_of(PROGRAMS["plain"], 5) + "torch.empty(1 << 30, device='cuda')", Goal(STEP, None))
-    assert re.search(r"^rank 0 of 1: fits, 5 steps to its end in", text_report(rank_report(report), 1))
-    assert report.peaks[0].allocated > 2**30
+    assert re.search(r"^rank 0 of 1: fits, 5 steps to its end in", text_report(report.to_dict(), 1))
+    assert report.devices[0]["peak_allocated"] > 2**30
 
 
 COMMUNICATING = """
@@ -255,7 +261,7 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         Goal(STEP, None),
         size=8,
     )
-    assert [(row.phase, row.operator, row.calls, row.bytes_sent) for row in report.collectives] == [
+    assert [(row["phase"], row["operator"], row["calls"], row["bytes_sent"]) for row in report.collectives] == [
         # Everything before the first pass is construction.
         ("construction", "allreduce", 1, 1024),
         ("construction", "broadcast", 1, 1024),
@@ -265,7 +271,7 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         ("after step 4", "broadcast", 1, 1024),
     ]
     assert re.search(
-        r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_report(rank_report(report), 8), re.MULTILINE
+        r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_report(report.to_dict(), 8), re.MULTILINE
     )
 
 
@@ -292,10 +298,10 @@ for replays in range(1, 100):
 def test_replay_of_a_captured_optimizer_is_a_step(run: Run) -> None:
     """One call warms up; capturing computes nothing on a GPU."""
     report = run(GRAPHS + "    assert replays < 5, 'is ended'\n", Goal(STEP, 4))
-    assert (report.error, report.made, report.forwards, report.backwards) == ("", 4, 4, 4)
+    assert (report.error, report.completed, report.forward_passes, report.backward_passes) == ("", 4, 4, 4)
     assert any("counts its passes, optimizer calls and collectives again" in remark for remark in report.remarks)
     counted = run(GRAPHS, Goal(STEP, 4), counts_flops=True)
-    assert (counted.flops, counted.made) == (None, 4)
+    assert (counted.flops, counted.completed) == (None, 4)
     assert counted.flops_error == "the step replays a CUDA graph, and a fake graph runs no kernels"
 
 
@@ -310,4 +316,4 @@ for i in range(100):
     graphed(x).sum().backward()
 """
     report = run(source, Goal(FORWARD, 7))
-    assert (report.error, report.made) == ("", 7), "three warm up"
+    assert (report.error, report.completed) == ("", 7), "three warm up"

@@ -81,13 +81,13 @@ class _Simulation:
 
 
 def _outcome(report: RankReport, remedies: tuple[Remedy, ...]) -> Outcome:
-    peaks = [peak for peak in report.peaks if peak.device not in HOST]
-    pinned = next((peak.allocated for peak in report.peaks if peak.device == PINNED), 0)
+    gpus = [device for device in report.devices if device["device"] not in HOST]
+    pinned = next((device["peak_allocated"] for device in report.devices if device["device"] == PINNED), 0)
     return Outcome(
         remedies,
         fits=not report.out_of_memory,
-        peak_reserved=max((peak.reserved for peak in peaks), default=0),
-        peak_allocated=max((peak.allocated for peak in peaks), default=0),
+        peak_reserved=max((gpu["peak_reserved"] for gpu in gpus), default=0),
+        peak_allocated=max((gpu["peak_allocated"] for gpu in gpus), default=0),
         flops=report.flops,
         pinned=pinned,
         bytes_sent=_bytes_sent(report),
@@ -97,13 +97,13 @@ def _outcome(report: RankReport, remedies: tuple[Remedy, ...]) -> Outcome:
 
 def _bytes_sent(report: RankReport) -> int:
     """Return the bytes that the last step sends."""
-    phases = [row.phase for row in report.collectives if row.phase.startswith(report.goal.unit)]
-    return sum(row.bytes_sent for row in report.collectives if phases and row.phase == phases[-1])
+    phases = [row["phase"] for row in report.collectives if row["phase"].startswith(report.unit)]
+    return sum(row["bytes_sent"] for row in report.collectives if phases and row["phase"] == phases[-1])
 
 
 def _problem(report: RankReport) -> str:
     if report.outcome == "failed":
-        fallback = f"the program exited with code {report.exit_code}"
-        return report.reason or next(iter(report.mismatches), fallback)
+        fallback = f"the program exited with code {report.program_exit_code}"
+        return report.error_summary or next(iter(report.mismatches), fallback)
     too_few = report.outcome == "too few"
-    return f"the program made {report.made} of {report.goal.count} {report.goal.unit}s" if too_few else ""
+    return f"the program made {report.completed} of {report.requested} {report.unit}s" if too_few else ""

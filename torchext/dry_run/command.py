@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags
 from .ending import run_to_its_end
 from .files import FILES, Overlay
 from .files.guard import can_guard
-from .json_report import json_report, rank_report
+from .json_report import json_report
 from .launch_lines import Launch, launcher_of, without_python
 from .rank_processes import RankProcesses, child_command, environment_for
 from .rank_report import DEFAULT_VALUES, FORWARD, STEP, Goal, RankReport
@@ -146,11 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def exit_code_of(reports: Sequence[RankReport]) -> int:
     """Return the exit code for the rank with the worst outcome: failed, does not fit, too few steps, fits."""
-    if any(report.error or report.mismatches or report.exit_code for report in reports):
-        return FAILED
-    if any(report.out_of_memory for report in reports):
-        return DOES_NOT_FIT
-    return 0 if all(report.has_enough for report in reports) else TOO_FEW
+    codes = {"failed": FAILED, "does not fit": DOES_NOT_FIT, "too few": TOO_FEW, "fits": 0}
+    outcomes = {report.outcome for report in reports}
+    return next((code for outcome, code in codes.items() if outcome in outcomes), 0)
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -215,7 +213,7 @@ class _Run:
     def _print(self, report: RankReport) -> None:
         self._reports[report.rank] = report
         report.mismatches = self._processes.mismatches_of(report.rank)
-        content = rank_report(report)
+        content = report.to_dict()
         summary, newline, tables = text_report(content, self._size).partition("\n")
         out = self._processes.out
         summary = terminal.colored(summary, "green" if fits(content) else "red", out)
@@ -368,7 +366,7 @@ def _check_program(program: Sequence[str]) -> None:
     """Raise ValueError if the script or the module does not exist."""
     if program[0] != "-m":
         if "{" not in program[0] and not Path(program[0]).exists():
-            near = terminal.suggestion(program[0], _scripts_beside(Path(program[0])))
+            near = terminal.suggestion(program[0], map(str, Path(program[0]).parent.glob("*.py")))
             raise ValueError(f"the script {program[0]!r} does not exist{near}")
         if Path(program[0]).is_dir() and not (Path(program[0]) / "__main__.py").exists():
             raise ValueError(f"the folder {program[0]!r} has no __main__.py: give a script, or -m and a module")
@@ -376,10 +374,6 @@ def _check_program(program: Sequence[str]) -> None:
     top = program[1].partition(".")[0]
     if not (Path(top).is_dir() or Path(f"{top}.py").exists() or importlib.util.find_spec(top)):
         raise ValueError(f"the module {program[1]!r} does not exist")
-
-
-def _scripts_beside(script: Path) -> Iterable[str]:
-    return (str(path) for path in script.parent.glob("*.py"))
 
 
 # ---- Launchers ----

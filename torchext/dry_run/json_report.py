@@ -72,13 +72,12 @@ runs of one program differ in the keys `seconds` only, unless the program itself
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ..descriptions.gpus import FakeGPU
-from .rank_report import DevicePeak, RankReport
+from .rank_report import RankReport
 
-__all__ = ["json_report", "rank_report"]
+__all__ = ["json_report"]
 
 
 def json_report(job: dict[str, Any], gpu: FakeGPU, reports: Sequence[RankReport]) -> dict[str, Any]:
@@ -93,53 +92,5 @@ def json_report(job: dict[str, Any], gpu: FakeGPU, reports: Sequence[RankReport]
     return {
         **job,
         "gpu": {name: getattr(gpu, name) for name in names},
-        "ranks": [rank_report(report) for report in reports],
-    }
-
-
-def rank_report(report: RankReport) -> dict[str, Any]:
-    """Return the entry of `ranks` for one rank."""
-    return {
-        "rank": report.rank,
-        "outcome": report.outcome,
-        "unit": report.goal.unit,
-        "requested": report.goal.count,
-        "completed": report.made,
-        "forward_passes": report.forwards,
-        "backward_passes": report.backwards,
-        "seconds": round(report.seconds, 3),
-        "program_exit_code": report.exit_code,
-        "error": report.error,
-        "error_summary": report.reason,
-        "out_of_memory": report.out_of_memory,
-        "devices": [_device(peak) for peak in report.peaks],
-        "collectives": [row.to_dict() for row in report.collectives],
-        "peers": report.peers,
-        "flops": report.flops,
-        "flops_error": report.flops_error,
-        "bound": None if report.bound is None else report.bound.to_dict(),
-        "bound_error": report.bound_error,
-        "values": [asdict(value) for value in report.values],
-        "files": [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in report.files],
-        "remarks": report.remarks,
-        "mismatches": report.mismatches,
-        "code": report.code,
-        "timeline": report.timeline,
-    }
-
-
-def _device(peak: DevicePeak) -> dict[str, Any]:
-    keys = ("bytes", "category", "name", "line")
-    return {
-        "device": peak.device,
-        "peak_allocated": peak.allocated,
-        "peak_reserved": peak.reserved,
-        "total": peak.total,
-        "headroom": peak.headroom if peak.total else None,
-        "fragmentation": peak.fragmentation,
-        "categories": peak.by_category,
-        "modules": peak.by_module,
-        "lines": peak.by_line,
-        "line_peaks": peak.line_peaks,
-        "largest": [dict(zip(keys, tensor, strict=True)) for tensor in peak.largest],
+        "ranks": [report.to_dict() for report in reports],
     }

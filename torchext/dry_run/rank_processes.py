@@ -32,7 +32,6 @@ from .. import terminal
 from ..descriptions.gpus import UNLIMITED, FakeGPU
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
-from .json_report import rank_report
 from .launch_lines import Launch
 from .protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 from .rank_report import HOST, Goal, RankReport
@@ -164,7 +163,7 @@ class RankProcesses:
                     pass
                 rank.go_on_after_end()
                 if rank.report is not None:
-                    self._print_progress(f"rank {rank.report.rank}: done, {verdict(rank_report(rank.report))}")
+                    self._print_progress(f"rank {rank.report.rank}: done, {verdict(rank.report.to_dict())}")
         for rank in self._running():
             if rank.awaits is not None:
                 answer = self._answer(rank.awaits)
@@ -326,8 +325,9 @@ class _Rank:
             report: RankReport = pickle.loads(self._answer.read_bytes())
         else:
             text = _about_end(self._number, code)
-            report = RankReport(self._number, self._job.goal, error=text, reason=text)
-        report.files = changes_in(self._files)
+            goal = self._job.goal
+            report = RankReport(self._number, goal.unit, goal.count, error=text, error_summary=text)
+        report.files = [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in changes_in(self._files)]
         return report
 
     def answer(self, answer: Message | Missing) -> None:
@@ -367,8 +367,10 @@ def _with_needs(limited: RankReport, needed: RankReport, gpu: FakeGPU) -> RankRe
     """Return the report of a rank that does not fit, with the memory that it needs if the second run measured it."""
     if needed.error:
         return limited
-    for peak in needed.peaks:
-        peak.total = 0 if peak.device in HOST else gpu.memory - gpu.context
+    for device in needed.devices:
+        if device["device"] not in HOST:
+            device["total"] = gpu.memory - gpu.context
+            device["headroom"] = device["total"] - device["peak_reserved"]
     needed.out_of_memory = limited.out_of_memory
     return needed
 
@@ -377,8 +379,8 @@ def _about_sender(report: RankReport) -> tuple[str, str]:
     """Return the reason why a rank that has ended sends no more messages."""
     name = f"Rank {report.rank}"
     if report.error:
-        return OTHER, f"{name}, the sender, failed in its dry run: {_sentence(report.reason)}"
-    if report.has_enough and report.goal.count is not None:
+        return OTHER, f"{name}, the sender, failed in its dry run: {_sentence(report.error_summary)}"
+    if report.has_enough and report.requested is not None:
         return FINISHED, f"{name}, the sender, has already reached its goal."
     if report.out_of_memory:
         return OTHER, f"{name}, the sender, ran out of memory in its dry run: {_sentence(report.out_of_memory)}"

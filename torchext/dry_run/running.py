@@ -8,7 +8,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +26,7 @@ from .collectives import peers_of, summarize_phases
 from .files.refusals import about_refusal
 from .messages import Messages
 from .progress import Finished, Progress
-from .rank_report import HOST, DevicePeak, Goal, RankReport
+from .rank_report import HOST, Goal, RankReport
 from .simulated_world import World, world
 from .time_bounds import why_unbounded
 
@@ -69,7 +71,7 @@ def run_rank(
         on_unstoppable: Called with the report if the program continues after it has reached the goal. May end the
             process.
     """
-    report = RankReport(rank, goal)
+    report = RankReport(rank, goal.unit, goal.count)
     start = time.perf_counter()
     with ExitStack() as block:
         job = world(
@@ -117,8 +119,9 @@ def run_rank(
 
 def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: Progress, start: float) -> RankReport:
     """Complete the report at the end of the run."""
-    report.made = progress.made
-    report.flops, report.bound = progress.flops, progress.bound
+    report.completed = progress.made
+    report.flops = progress.flops
+    report.bound = None if progress.bound is None else progress.bound.to_dict()
     report.bound_error = why_unbounded(job)
     if progress.counts_flops and report.flops is None and not report.flops_error:
         report.flops_error = progress.flops_error or _why_not_counted(report, progress)
@@ -128,9 +131,9 @@ def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: 
         *progress.steps.remarks,
         *(job.messages.remarks if job.messages else ()),
     ]
-    if not report.peaks:
+    if not report.devices:
         _describe(report, job, memory, progress)
-    report.seconds = time.perf_counter() - start
+    report.seconds = round(time.perf_counter() - start, 3)
     return report
 
 
@@ -140,17 +143,17 @@ def _describe_end(report: RankReport, error: BaseException, latest: AssumedValue
     if out_of_memory is not None:
         report.out_of_memory = str(out_of_memory)
     elif isinstance(error, SystemExit):
-        report.exit_code = _exit_code(error)
+        report.program_exit_code = _exit_code(error)
     else:
         report.error = "".join(traceback.format_exception(error)) + about_refusal(error)
-        report.reason = _shortly(error)
+        report.error_summary = _shortly(error)
         if latest is not None:
             report.error += _about_values(latest)
 
 
 def _why_not_counted(report: RankReport, progress: Progress) -> str:
-    unit = report.goal.unit
-    if report.goal.count is None:
+    unit = report.unit
+    if report.requested is None:
         return f"with --to-end the program makes no additional {unit} to count"
     if not progress.has_enough:
         return f"counting needs one more {unit} than requested, and the program made fewer"
@@ -201,30 +204,35 @@ def _exit_code(error: SystemExit) -> int:
 def _describe(report: RankReport, job: World, memory: TrackedMemory, progress: Progress) -> None:
     """Fill in memory, collectives and values so far."""
     collectives = job.collectives
-    report.collectives = summarize_phases(collectives, progress.phases())
+    report.collectives = [row.to_dict() for row in summarize_phases(collectives, progress.phases())]
     report.peers = peers_of(collectives)
-    report.values = job.values
-    report.forwards, report.backwards = progress.forwards, progress.backwards
-    report.peaks = [_describe_device(memory, place, job.gpu) for place in memory.places]
-    report.peaks.sort(key=lambda peak: HOST.get(peak.device, 0))
-    report.code = {line: code_at(line) for peak in report.peaks for line in peak.line_peaks}
-    busiest = max(report.peaks, key=lambda peak: (peak.device not in HOST, peak.allocated), default=None)
+    report.values = [asdict(value) for value in job.values]
+    report.forward_passes, report.backward_passes = progress.forwards, progress.backwards
+    report.devices = [_describe_device(memory, place, job.gpu) for place in memory.places]
+    report.devices.sort(key=lambda device: HOST.get(device["device"], 0))
+    report.code = {line: code_at(line) for device in report.devices for line in device["line_peaks"]}
+    busiest = max(report.devices, key=lambda one: (one["device"] not in HOST, one["peak_allocated"]), default=None)
     if busiest is not None:
-        report.timeline = memory.curve(busiest.device)
+        report.timeline = memory.curve(busiest["device"])
 
 
-def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) -> DevicePeak:
+def _describe_device(memory: TrackedMemory, device: str, gpu: FakeGPU | None) -> dict[str, Any]:
     peak = memory.peak_allocated(device)
+    reserved = memory.peak_reserved(device).reserved
     allocations = memory.allocations(device)
-    return DevicePeak(
-        device=device,
-        allocated=peak.allocated,
-        reserved=memory.peak_reserved(device).reserved,
-        total=0 if gpu is None or device in HOST else gpu.memory - gpu.context,
-        by_category={category.label: n for category, n in peak.by_category.items() if n},
-        fragmentation=peak.fragmentation,
-        by_module=memory.by_module(device),
-        by_line=summed([a for a in allocations if a.line], lambda allocation: allocation.line),
-        line_peaks=memory.peak_by_line(device),
-        largest=[(a.size, a.category.label, a.title, a.line) for a in allocations[:20]],
-    )
+    total = 0 if gpu is None or device in HOST else gpu.memory - gpu.context
+    return {
+        "device": device,
+        "peak_allocated": peak.allocated,
+        "peak_reserved": reserved,
+        "total": total,
+        "headroom": total - reserved if total else None,
+        "fragmentation": peak.fragmentation,
+        "categories": {category.label: n for category, n in peak.by_category.items() if n},
+        "modules": memory.by_module(device),
+        "lines": summed([a for a in allocations if a.line], lambda allocation: allocation.line),
+        "line_peaks": memory.peak_by_line(device),
+        "largest": [
+            {"bytes": a.size, "category": a.category.label, "name": a.title, "line": a.line} for a in allocations[:20]
+        ],
+    }
