@@ -8,10 +8,10 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from .installation import library_built_for, torch_version
 from .version import __version__
@@ -23,6 +23,7 @@ __all__ = [
     "STDOUT",
     "CommandLineParser",
     "add_shared_flags",
+    "argument",
     "colored",
     "log_to_stderr",
     "output_file",
@@ -33,6 +34,8 @@ __all__ = [
     "with_header",
     "write_json",
 ]
+
+T = TypeVar("T")
 
 INTERRUPTED = 130  # as shells report SIGINT
 BROKEN_PIPE = 141  # as shells report SIGPIPE
@@ -106,6 +109,18 @@ def versions() -> dict[str, str]:
         "torch": torch_version(),
         "python": platform.python_version(),
     }
+
+
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return `parse` for `type=`. argparse prints the message of an error only if that is an `ArgumentTypeError`."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except (OSError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
 
 
 def output_file(text: str) -> Path:

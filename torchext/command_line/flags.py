@@ -106,7 +106,7 @@ def configure_check_init(parser: argparse.ArgumentParser) -> None:
     add("function", metavar="MODULE:FUNCTION", help="a function that returns the model; it may take the device mesh")
     add(
         "--mesh",
-        type=_mesh,
+        type=terminal.argument(parse_mesh),
         action="append",
         required=True,
         metavar="NAME=SIZE,...",
@@ -131,19 +131,10 @@ def configure_check_init(parser: argparse.ArgumentParser) -> None:
         "reset_parameters() of each submodule)",
     )
     add("--deferred", action="store_true", help="call the function under deferred_init()")
-    add("--rank", type=_ranks, metavar="N,N-N", help="the ranks to check (default: all, or a part of more than 64)")
+    add(
+        "--rank",
+        type=terminal.argument(terminal.parse_ranks),
+        metavar="N,N-N",
+        help="the ranks to check (default: all, or a part of more than 64)",
+    )
     terminal.add_shared_flags(parser, quiet="print no report, for example with --json")
-
-
-def _mesh(text: str) -> dict[str, int]:
-    try:
-        return parse_mesh(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _ranks(text: str) -> list[int]:
-    try:
-        return terminal.parse_ranks(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from functools import partial
 
+from .. import terminal
 from ..tools.sizes import bytes_of
 
 __all__ = ["SECONDS", "add_advice_flags", "check_advice_flags"]
@@ -21,7 +23,12 @@ def add_advice_flags(parser: argparse.ArgumentParser) -> None:
         help="run the first rank of --rank again with changes that may lower its peak, such as checkpointing of some "
         "blocks, and print the cheapest combination that fits",
     )
-    add("--target", type=_size, metavar="SIZE", help="with --advise, the memory to fit in, such as 60GiB")
+    add(
+        "--target",
+        type=terminal.argument(partial(bytes_of, name="--target")),
+        metavar="SIZE",
+        help="with --advise, the memory to fit in, such as 60GiB",
+    )
     add(
         "--try",
         action="append",
@@ -39,13 +46,6 @@ def add_advice_flags(parser: argparse.ArgumentParser) -> None:
         help=f"with --advise, start no further run after S seconds (default: {SECONDS:.0f})",
     )
     add("--advise-runs", type=int, metavar="N", help="with --advise, make at most N runs")
-
-
-def _size(text: str) -> int:
-    try:
-        return bytes_of(text, "--target")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def check_advice_flags(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -9,9 +9,9 @@ from typing import TextIO
 
 from .. import terminal
 from .comparing import Comparison, Limit
-from .report import Report, load_report
+from .report import load_report
 
-__all__ = ["GREW", "add_comparison_flags", "check_comparison_flags", "print_comparison", "report_file"]
+__all__ = ["GREW", "add_comparison_flags", "check_comparison_flags", "print_comparison"]
 
 GREW = 5
 """The exit code if a peak grew by more than `--fail-above`."""
@@ -22,14 +22,14 @@ def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("comparison").add_argument
     add(
         "--compare",
-        type=report_file,
+        type=terminal.argument(load_report),
         metavar="BASE.json",
         help="print the differences from an earlier report, which --json wrote: peaks, categories, modules, lines, "
         "bytes of collectives, and operations",
     )
     add(
         "--fail-above",
-        type=_limit,
+        type=terminal.argument(Limit.parse),
         metavar="LIMIT",
         help="with --compare, exit with 5 if a peak of a GPU grew by more than LIMIT, such as 1%% or 100MiB; for a "
         "rank without GPUs, a peak of the host",
@@ -41,25 +41,6 @@ def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
         help="with --compare, also write the differences as Markdown for a comment on a pull request; - writes them to "
         "stdout",
     )
-
-
-def report_file(text: str) -> Report:
-    """Return the report in a file, for `type=`.
-
-    Raises:
-        ArgumentTypeError: The file cannot be read, or is not a report.
-    """
-    try:
-        return load_report(text)
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _limit(text: str) -> Limit:
-    try:
-        return Limit.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def check_comparison_flags(parser: argparse.ArgumentParser, options: argparse.Namespace, ranks: Sequence[int]) -> None:

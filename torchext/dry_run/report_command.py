@@ -7,7 +7,8 @@ import sys
 
 from .. import terminal
 from .comparing import compare
-from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison, report_file
+from .comparison_flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
+from .report import load_report
 
 __all__ = ["configure"]
 
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION.replace("%", "%%"), EXIT_CODES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=lambda options: _run(parser, options))
-    parser.add_argument("report", type=report_file, metavar="FILE.json", help="the report")
+    parser.add_argument("report", type=terminal.argument(load_report), metavar="FILE.json", help="the report")
     parser.add_argument("--html", type=terminal.output_file, metavar="FILE.html", help="also write an HTML report")
     add_comparison_flags(parser)
     terminal.add_shared_flags(parser, quiet="print no report, for example with --html")
