@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..tools.imports import patching
-from .current import current, while_world_is_open
+from .current import while_world_is_open
 from .messages import without_answers
 
 __all__ = ["agreeing_with_rank_0"]
@@ -35,19 +35,14 @@ def _patch(module: ModuleType) -> None:
 
 
 def _with_own_length(original: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
-    def assert_lst_len_same_as_other_ranks(lst: list[int]) -> Any:
-        if current() is None:
-            return original(lst)
+    def assert_lst_len_same_as_other_ranks(lst: list[int]) -> None:
         _broadcast(len(lst))
-        return None
 
     return assert_lst_len_same_as_other_ranks
 
 
 def _with_own_list(original: Callable[[list[int]], list[int]]) -> Callable[[list[int]], list[int]]:
     def get_lst_from_rank0(lst: list[int]) -> list[int]:
-        if current() is None:
-            return original(lst)
         _broadcast(lst)
         return list(lst)
 

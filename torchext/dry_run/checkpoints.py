@@ -94,7 +94,7 @@ def _receiving_own_tensors(original: Callable[..., None]) -> Callable[..., None]
     def _broadcast_state_dict(
         full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if current() is None or dist.get_rank() == 0:
+        if dist.get_rank() == 0:
             original(full_state_dict, local_state_dict, *args, **kwargs)
             return
         with root_sending([_described(local_state_dict)]):

@@ -10,12 +10,11 @@ and its block masks if a compiled function makes them. For these no kernel write
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ import torch
 from .. import _C
 from ..fake.cuda_graphs import graph_observers
 from ..fake.flex_attention import attending_by_kernel
-from ..tools.imports import once_imported
+from ..tools.imports import patching
 from ..tools.source_lines import place_of, users_frame
 from .current import Job, current, while_world_is_open
 
@@ -87,8 +86,7 @@ def _ignore_compilers(job: Job) -> None:
         torch.compiler.set_stance("force_eager")
         note = partial(_remark, job, "flex_attention() was counted as the kernel that a compiler generates")
         job.when_left.enter_context(attending_by_kernel(note))
-        _patch_flex_attention()
-        job.when_left.enter_context(once_imported(FLEX_ATTENTION, _patch_flex_attention))
+        job.when_left.enter_context(patching(FLEX_ATTENTION, (), _patch_flex_attention))
 
 
 is_in_compiled_code: ContextVar[bool] = ContextVar("is_in_compiled_code", default=False)
@@ -144,14 +142,7 @@ def _of_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     return convert
 
 
-_patched: set[int] = set()
-
-
-def _patch_flex_attention() -> None:
-    module = sys.modules.get(FLEX_ATTENTION)
-    if module is None or id(module) in _patched:
-        return
-    _patched.add(id(module))
+def _patch_flex_attention(module: ModuleType) -> None:
     reason = "allocates masks that Inductor's kernels do not write"
     while_world_is_open.patch(module, "create_mask", _without_elements, reason)
     while_world_is_open.patch(module, "_convert_mask_to_block_mask", _of_blocks, reason)

@@ -16,8 +16,9 @@ import torch.utils.data
 from torch.utils.data import dataloader, dataset
 
 from .. import _C
+from ..tools.calls import running_in
 from ..tools.dispatch_keys import without_our_keys
-from .current import current, while_world_is_open
+from .current import while_world_is_open
 
 __all__: list[str] = []
 
@@ -30,32 +31,16 @@ def _install() -> None:
     base: Any = dataloader._BaseDataLoaderIter
     patch(base, "__init__", _without_pinning, "reads a seed, and starts to pin memory")
     patch(base, "__next__", _reading_real_data, "computes with the values of indices and data")
-    patch(base, "_next_index", _sampling, "computes with the values of indices")
+    patch(base, "_next_index", running_in(without_our_keys), "computes with the values of indices")
     patch(dataloader.DataLoader, "_get_iterator", _in_this_process, "starts workers, which inherit the fake mode")
-    patch(dataset, "random_split", _really, "reads a permutation")
+    patch(dataset, "random_split", running_in(without_our_keys), "reads a permutation")
 
 
 while_world_is_open.declare(_install)
 
 
-def _really(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if current() is None:
-            return original(*args, **kwargs)
-        with without_our_keys():
-            return original(*args, **kwargs)
-
-    return run
-
-
-_sampling = _really
-
-
 def _without_pinning(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        if current() is None:
-            original(self, loader, *args, **kwargs)
-            return
         with without_our_keys():
             original(self, loader, *args, **kwargs)
         self._pin_memory = False
@@ -65,8 +50,6 @@ def _without_pinning(original: Callable[..., None]) -> Callable[..., None]:
 
 def _reading_real_data(original: Callable[..., Any]) -> Callable[..., Any]:
     def __next__(self: Any) -> Any:
-        if current() is None:
-            return original(self)
         with _state_for(self._dataset):
             return original(self)
 
@@ -77,8 +60,6 @@ def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
     """Start workers without fake mode. A dataset of fakes cannot be sent to them, so it is read in this process."""
 
     def _get_iterator(self: Any) -> Any:
-        if current() is None:
-            return original(self)
         if self.num_workers and holds_fakes(self.dataset):
             workers, self.num_workers = self.num_workers, 0
             prefetch, self.prefetch_factor = self.prefetch_factor, None

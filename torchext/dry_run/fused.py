@@ -6,13 +6,13 @@ setting for TF32. So the bound of time counts neither these operators nor their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..fake.higher_order import that_may_not_run
+from ..tools.calls import running_in
 from .current import while_world_is_open
 
 __all__: list[str] = []
@@ -20,19 +20,12 @@ __all__: list[str] = []
 _torch: Any = torch._C
 
 
-def _uncounted(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with that_may_not_run():
-            return original(*args, **kwargs)
-
-    return call
-
-
 def _install() -> None:
+    uncounted = running_in(that_may_not_run)
     for kind in (_torch.ScriptFunction, _torch.ScriptMethod):
-        while_world_is_open.patch(kind, "__call__", _uncounted, "fuses operators on GPUs")
+        while_world_is_open.patch(kind, "__call__", uncounted, "fuses operators on GPUs")
     for module in (nn.RNN, nn.LSTM, nn.GRU):
-        while_world_is_open.patch(module, "forward", _uncounted, "calls kernels of cuDNN on GPUs")
+        while_world_is_open.patch(module, "forward", uncounted, "calls kernels of cuDNN on GPUs")
 
 
 while_world_is_open.declare(_install)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..fake.collectives import teach_offsets
+from ..tools.imports import patch_imported
 from .checkpoints import patch_checkpoints
 from .pipelining import patch_pipelining
 from .random_state import patch_distributed_tensors
@@ -14,5 +15,5 @@ def patch_late_imports() -> None:
     """Declare the patches of imported modules. Called when a world begins, for each group and each record."""
     teach_offsets()
     patch_checkpoints()
-    patch_pipelining()
-    patch_distributed_tensors()
+    patch_imported("torch.distributed.pipelining.schedules", (), patch_pipelining)
+    patch_imported("torch.distributed.tensor._random", (), patch_distributed_tensors)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
+from ..tools.calls import running_in
 from ..tools.dispatch_keys import with_our_keys, without_our_keys
 from ..tools.source_lines import place_of, users_frame
 from .checks import tensors_of
@@ -306,18 +307,9 @@ def _runs(written: bytes | None, count: int) -> Iterator[tuple[int, int]]:
         begin = written.find(1, end)
 
 
-def _without_values(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-        with without_answers():
-            return original(*args, **kwargs)
-
-    return _broadcast_coalesced
-
-
 def _install() -> None:
-    while_world_is_open.patch(
-        dist, "_broadcast_coalesced", _without_values, "broadcasts parameters and buffers, which nothing reads"
-    )
+    reason = "broadcasts parameters and buffers, which nothing reads"
+    while_world_is_open.patch(dist, "_broadcast_coalesced", running_in(without_answers), reason)
 
 
 while_world_is_open.declare(_install)

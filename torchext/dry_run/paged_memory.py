@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from ..tools.imports import patching
-from .current import current, while_world_is_open
+from .current import while_world_is_open
 
 __all__ = ["refusing_paged_memory"]
 
@@ -28,9 +28,7 @@ def _patch(module: ModuleType) -> None:
 
 
 def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_paged(*args: Any, **kwargs: Any) -> Any:
-        if current() is None:
-            return original(*args, **kwargs)
+    def get_paged(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
             "bitsandbytes' paged optimizers allocate managed memory (cudaMallocManaged), which a dry run does not "
             "simulate. Use the optimizer without paging, such as AdamW8bit in place of PagedAdamW8bit: its states are "

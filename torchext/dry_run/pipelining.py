@@ -24,16 +24,11 @@ from .current import current, while_world_is_open
 
 __all__ = ["patch_pipelining"]
 
-_patched: set[int] = set()
 _are_stages_meeting: ContextVar[bool] = ContextVar("_are_stages_meeting", default=False)
 
 
-def patch_pipelining() -> None:
-    """Declare the patches if pipelining is imported. The import is slow, and most programs need none."""
-    schedules: Any = sys.modules.get("torch.distributed.pipelining.schedules")
-    if schedules is None or id(schedules) in _patched:
-        return
-    _patched.add(id(schedules))
+def patch_pipelining(schedules: Any) -> None:
+    """Declare the patches of `torch.distributed.pipelining.schedules`."""
     schedule = schedules._PipelineSchedule
     patch = while_world_is_open.patch
     votes = "reads the votes of other stages"

@@ -20,7 +20,7 @@ import torch
 
 from .. import _C
 from ..fake import fake_mode
-from ..tools.wrappers import storages_of
+from ..tools.held_tensors import parts_of
 from .files import PLACEHOLDER
 
 __all__ = [
@@ -93,7 +93,7 @@ class _Pickler(pickle.Pickler):
         return sum(storage.nbytes + RECORD for storage in self._storages.values())
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not any(map(_C.is_fake, storages_of(value))):
+        if not isinstance(value, torch.Tensor) or not any(map(_C.is_fake, parts_of(value))):
             return NotImplemented
         is_wrapper = hasattr(value, "__tensor_flatten__")
         if isinstance(value, torch.nn.Parameter) and not is_wrapper:

@@ -73,9 +73,7 @@ def _of_any_backend(original: Callable[..., timedelta]) -> Callable[..., timedel
 
 def _having_no_timeout(original: Callable[..., None]) -> Callable[..., None]:
     def _set_pg_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
-        if current() is None:
-            original(timeout, group)
-        elif distributed_c10d._rank_not_in_group(group):
+        if distributed_c10d._rank_not_in_group(group):
             raise ValueError("Invalid process group specified")
 
     return _set_pg_timeout

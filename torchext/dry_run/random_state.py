@@ -19,35 +19,30 @@ import torch.distributed as dist
 
 from .. import _C
 from ..fake.assumed_values import note_reading, while_values_are_assumed
+from ..tools.calls import running_in
 from ..tools.dispatch_keys import without_our_keys
 from ..tools.patching import Concerns
-from .current import current, while_world_is_open
+from .current import while_world_is_open
 from .messages import without_answers
 
 __all__ = ["patch_distributed_tensors"]
 
-_patched: set[int] = set()
 
-
-def patch_distributed_tensors() -> None:
-    """Declare the patches if distributed tensors are imported."""
-    random: Any = sys.modules.get("torch.distributed.tensor._random")
-    if random is None or id(random) in _patched:
-        return
-    _patched.add(id(random))
+def patch_distributed_tensors(random: Any) -> None:
+    """Declare the patches of `torch.distributed.tensor._random`."""
     patch = while_world_is_open.patch
     tracker = random.OffsetBasedRNGTracker
     patch(tracker, "__init__", _agreeing_alone, "compares the states of generators of other ranks")
     patch(tracker, "_get_device_state", _staying_on_the_cpu, "moves the state of a generator to its device")
     for name in ("_set_pre_op_offset", "_set_post_op_offset", "_compute_rng_offsets"):
         if name in vars(tracker):
-            patch(tracker, name, _really, "computes with the state of a generator")
+            patch(tracker, name, running_in(without_our_keys), "computes with the state of a generator")
 
 
 def _agreeing_alone(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
-        original(self, device_mesh, current() is None and run_state_sync)
-        if current() is not None and run_state_sync:
+        original(self, device_mesh, False)
+        if run_state_sync:
             with without_answers():
                 dist.broadcast(torch.empty(16, dtype=torch.uint8, device=self._device), 0)
 
@@ -56,20 +51,10 @@ def _agreeing_alone(original: Callable[..., None]) -> Callable[..., None]:
 
 def _staying_on_the_cpu(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def _get_device_state(self: Any) -> torch.Tensor:
-        if current() is None:
-            return original(self)
         state: torch.Tensor = self._device_handle.get_rng_state()
         return state
 
     return _get_device_state
-
-
-def _really(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with without_our_keys():
-            return original(*args, **kwargs)
-
-    return run
 
 
 STATE_KEPT = "not set"

@@ -13,14 +13,16 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from .. import _C
 from ..fake.assumed_values import note_reading, while_values_are_assumed
-from ..tools.imports import once_imported
-from ..tools.wrappers import storages_of
+from ..tools.held_tensors import parts_of
+from ..tools.imports import patching
+from ..tools.patching import Make
 from . import safetensors_files
 from .files import PLACEHOLDER
 from .placeholders import is_placeholder, load_placeholder, save_placeholder
@@ -33,10 +35,9 @@ NOT_WRITTEN = "not written"
 @contextmanager
 def not_writing_fakes() -> Iterator[None]:
     """Keep fakes out of files in the block. safetensors may be imported before the block or in it."""
-    _patch_safetensors()
     with ExitStack() as imports:
-        for name in _SAFETENSORS:
-            imports.enter_context(once_imported(name, _patch_safetensors))
+        for name in _PATCHES:
+            imports.enter_context(patching(name, (), _patch_safetensors))
         yield
 
 
@@ -64,7 +65,7 @@ class _Search(pickle.Pickler):
         """Continue with objects that are not tensors. The data of real tensors need not be copied."""
         if not isinstance(value, torch.Tensor):
             return None
-        self.has_found |= any(_C.is_fake(member) for member in storages_of(value))
+        self.has_found |= any(_C.is_fake(member) for member in parts_of(value))
         return "tensor"
 
 
@@ -146,20 +147,8 @@ def _install() -> None:
     while_values_are_assumed.patch(torch, "load", _loading_fakes, "cannot read the files that describe fakes")
 
 
-_patched: set[int] = set()
-
-
-def _patch_safetensors() -> None:
-    for name, patches in _SAFETENSORS.items():
-        module = sys.modules.get(name)
-        if module is not None and id(module) not in _patched:
-            _patched.add(id(module))
-            for function, make, reason in patches:
-                while_values_are_assumed.patch(module, function, make, reason)
-
-
 _OPEN = ("safe_open", _opening_files_of_fakes, "cannot read files without values")
-_SAFETENSORS = {
+_PATCHES: dict[str, tuple[tuple[str, Make, str], ...]] = {
     "safetensors": (_OPEN,),
     "safetensors.torch": (
         _OPEN,
@@ -168,6 +157,11 @@ _SAFETENSORS = {
         ("load", _reading_described_fakes, "cannot read tensors without values"),
     ),
 }
+
+
+def _patch_safetensors(module: ModuleType) -> None:
+    for function, make, reason in _PATCHES[module.__name__]:
+        while_values_are_assumed.patch(module, function, make, reason)
 
 
 while_values_are_assumed.declare(_install)

@@ -7,13 +7,13 @@ processes.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 import torch.distributed as dist
 
+from ..tools.calls import running_in
 from ..tools.dispatch_keys import without_our_keys
+from ..tools.imports import patch_imported
 from ..tools.leases import while_fakes_live
 
 __all__ = ["install", "teach_offsets"]
@@ -22,7 +22,11 @@ OBJECTS = (
     *("all_gather_object", "broadcast_object_list", "gather_object"),
     *("recv_object_list", "scatter_object_list", "send_object_list"),
 )
+COMPUTING = "_compute_local_shape_and_global_offset"
 METHODS_OF_MESHES = ("__init__", "_concatenate", "_flatten", "_unflatten", "from_group")
+
+
+_on_real_tensors = running_in(without_our_keys)
 
 
 def install() -> None:
@@ -39,23 +43,10 @@ def install() -> None:
             while_fakes_live.patch(device_mesh.DeviceMesh, name, _on_real_tensors, "puts ranks into a tensor")
 
 
-_taught: set[int] = set()
-
-
 def teach_offsets() -> None:
     """Patch the function that computes the local shard's offsets, if distributed tensors are imported."""
-    utils: Any = sys.modules.get("torch.distributed.tensor._utils")
-    if not hasattr(utils, "_compute_local_shape_and_global_offset") or id(utils) in _taught:
-        return
-    _taught.add(id(utils))
-    while_fakes_live.patch(
-        utils, "_compute_local_shape_and_global_offset", _on_real_tensors, "puts the indices of a shard into a tensor"
-    )
+    patch_imported("torch.distributed.tensor._utils", (COMPUTING,), _patch_offsets)
 
 
-def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with without_our_keys():
-            return original(*args, **kwargs)
-
-    return run
+def _patch_offsets(utils: ModuleType) -> None:
+    while_fakes_live.patch(utils, COMPUTING, _on_real_tensors, "puts the indices of a shard into a tensor")

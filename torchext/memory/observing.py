@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..tools.wrappers import storages_of
+from ..tools.held_tensors import parts_of
 from .categories import Category, Phase
 
 __all__ = ["Observer"]
@@ -140,7 +140,7 @@ class Observer:
                     self._mark(value, Category.OPTIMIZER_STATE, f"{owner}.{key}")
 
     def _mark(self, tensor: torch.Tensor, category: Category, owner: str) -> None:
-        members = storages_of(tensor)
+        members = list(parts_of(tensor))
         _C.mark_memory(members, category)
         for member in members:
             number = _C.memory_number(member)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from .frames import skip_frames
 
-__all__ = ["Block", "Call", "Way", "begin_generator", "call_in_block", "call_in_way", "run_in_block"]
+__all__ = ["Block", "Call", "Way", "begin_generator", "call_in_block", "call_in_way", "run_in_block", "running_in"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyFunction = Callable[..., Any]
@@ -96,6 +96,19 @@ def run_in_block(block: AbstractContextManager[object], function: Function) -> F
             return function(*args, **kwargs)
 
     return cast("Function", run)
+
+
+def running_in(make: Callable[[], AbstractContextManager[object]]) -> Callable[[AnyFunction], AnyFunction]:
+    """Return the maker of a patch whose replacement calls the original in a block that `make` returns."""
+
+    def replacing(original: AnyFunction) -> AnyFunction:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with make():
+                return original(*args, **kwargs)
+
+        return run
+
+    return replacing
 
 
 class Block:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["names_from", "once_imported", "patching", "when_imported"]
+__all__ = ["names_from", "once_imported", "patch_imported", "patching", "when_imported"]
 
 _patched: set[tuple[str, int, Callable[[ModuleType], None]]] = set()
 
@@ -35,26 +36,28 @@ def once_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-@contextmanager
-def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> Iterator[None]:
-    """Call `patch` once per process with a module that is imported before or in the block.
+def patch_imported(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> None:
+    """Call `patch` with a module if it has been imported, once per process.
 
     Several features may patch the same module, each with its own `patch`.
 
     Args:
         name: The full name of the module.
-        needs: An attribute that the module must have. It is missing while another thread imports it, and in some
+        needs: Attributes that the module must have. They are missing while another thread imports it, and in some
             releases.
-        patch: Declares patches that outlast the block.
+        patch: Declares patches.
     """
+    module = sys.modules.get(name)
+    key = name, id(module), patch
+    if module is not None and all(hasattr(module, need) for need in needs) and key not in _patched:
+        _patched.add(key)
+        patch(module)
 
-    def act() -> None:
-        module = sys.modules.get(name)
-        key = name, id(module), patch
-        if module is not None and all(hasattr(module, need) for need in needs) and key not in _patched:
-            _patched.add(key)
-            patch(module)
 
+@contextmanager
+def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> Iterator[None]:
+    """Call `patch_imported()` for a module that is imported before or in the block. The patches outlast the block."""
+    act = partial(patch_imported, name, needs, patch)
     act()
     with once_imported(name, act):
         yield

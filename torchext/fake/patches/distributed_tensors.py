@@ -12,7 +12,6 @@ call PyTorch functions as well as operators.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from inspect import isfunction
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from ... import _C
+from ...tools.imports import patch_imported
 from ...tools.leases import while_fakes_live
 from ...tools.torch_release import DIFFERENCES
 from ..collectives import teach_offsets
@@ -32,22 +32,17 @@ _MODULE_OF_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_pa
 
 _FAKE_ABOVE_PYTHON = DIFFERENCES["fake_above_python"]
 
-_taught: set[int] = set()
-
 
 def teach_sharding() -> None:
     """Patch the code that distributes tensors, if the program has imported it. Importing it is slow."""
     teach_offsets()
     if _FAKE_ABOVE_PYTHON.applies:
-        _teach_propagation()
-        _teach_context_parallel()
+        patch_imported("torch.distributed.tensor._dispatch", ("OpDispatcher",), _teach_propagation)
+        # The handlers of context parallelism are in their own module, and registered on first use.
+        patch_imported(_MODULE_OF_CONTEXT_PARALLEL, ("_sdpa_handler",), _teach_handlers)
 
 
-def _teach_propagation() -> None:
-    module: Any = sys.modules.get("torch.distributed.tensor._dispatch")
-    if not hasattr(module, "OpDispatcher") or id(module) in _taught:
-        return
-    _taught.add(id(module))
+def _teach_propagation(module: Any) -> None:
     while_fakes_live.patch(
         module.OpDispatcher,
         "_propagate_op_sharding_dispatch_slow_path",
@@ -64,14 +59,6 @@ def _teach_propagation() -> None:
     )
     for name in _MODULES_OF_HANDLERS:
         _teach_handlers(import_module(f"torch.distributed.tensor.{name}"))
-
-
-def _teach_context_parallel() -> None:
-    """Patch the handlers of context parallelism. They are in their own module, and registered on first use."""
-    module: Any = sys.modules.get(_MODULE_OF_CONTEXT_PARALLEL)
-    if hasattr(module, "_sdpa_handler") and id(module) not in _taught:
-        _taught.add(id(module))
-        _teach_handlers(module)
 
 
 def _teach_handlers(module: Any) -> None:
