@@ -260,7 +260,7 @@ def _is_of_pytorch(method: object) -> bool:
 def _tied(module: Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return tensors for names that are not in the files, but whose memory is that of a tensor in the files."""
     held = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if _has_values(tensor)}
-    given = {name: data for name, data in tensors.items() if name in held and _is_tensor(data)}
+    given = {name: data for name, data in tensors.items() if name in held and isinstance(data, torch.Tensor)}
     same = {id(held[name]): data for name, data in given.items()}
     whole = {_storage(held[name]): data for name, data in given.items() if _show_all_in_order(held[name], data)}
     tied = {}
@@ -278,10 +278,6 @@ def _tied(module: Module, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]
 def _has_values(value: object) -> bool:
     """Whether it is a tensor, and not one of a lazy module, which `load_state_dict()` gives its shape."""
     return isinstance(value, torch.Tensor) and not is_lazy(value)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _storage(tensor: torch.Tensor) -> int | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -65,21 +64,6 @@ def _check_alike(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors[1:]:
         _refuse(tensor.dtype != first.dtype, "Tensors must have identical type")
         _refuse(tensor.device != first.device, "Expected list of tensors on the same device")
-
-
-def _check_dense(tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        _refuse(tensor.layout is torch.strided and not _is_contiguous(tensor), "Tensors must be contiguous")
-        _refuse(tensor.layout is not torch.strided, "Tensors must be dense")
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    """Return `at::Tensor::is_non_overlapping_and_dense()`, which NCCL requires."""
-    return (
-        bool(torch._C._is_non_overlapping_and_dense(tensor))
-        if hasattr(torch._C, "_is_non_overlapping_and_dense")
-        else (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last))
-    )
 
 
 def _check_one_list(name: str) -> Callable[[dict[str, Any], int], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from textwrap import indent
 from typing import Any
 
 from ..descriptions.gpus import UNLIMITED, FakeGPU
@@ -206,7 +207,7 @@ class Advice:
         if self.failed:
             parts.append("\n".join(f"Not possible: {one.name}: {one.error}" for one in self.failed))
         if self.solution is not None and self.solution.remedies:
-            parts.append(f"To apply {self.solution.name}:\n\n{_indented(self.solution.snippet)}")
+            parts.append(f"To apply {self.solution.name}:\n\n{indent(self.solution.snippet, ' ' * 4)}")
         return "\n\n".join(parts)
 
     def _answer(self) -> str:
@@ -256,7 +257,3 @@ class Advice:
 def _ratio_text(value: int, base: int) -> str:
     """Return the change of a value in percent."""
     return f"{100 * (value - base) / base:+.1f} %" if base else "+0.0 %"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())

@@ -77,6 +77,8 @@ class Remedy:
 
     Attributes:
         kind: The name of its kind; a combination has at most one remedy of each.
+        name: Its own name, unless that depends on an instance (`str()`).
+        code: The change that the author of the program makes, unless that depends on an instance (`snippet`).
         numerics: The effect on the computed values.
         is_cheap: Whether it neither recomputes nor copies, so that it is tried before those that do.
         keeps_operations: Whether the counted operations of a step stay the same: matrix products, convolutions and
@@ -84,14 +86,19 @@ class Remedy:
     """
 
     kind: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    code: ClassVar[str] = ""
     numerics: ClassVar[Numerics] = Numerics.EXACT
     is_cheap: ClassVar[bool] = False
     keeps_operations: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def snippet(self) -> str:
         """The change that the author of the program makes."""
-        raise NotImplementedError
+        return self.code
 
     def block(self) -> AbstractContextManager[object]:
         """Return a block in which the program runs."""
@@ -146,11 +153,9 @@ class ExpandableSegments(Remedy):
     """Let the caching allocator grow its segments."""
 
     kind: ClassVar[str] = "allocator"
+    name: ClassVar[str] = "expandable_segments:True"
     is_cheap: ClassVar[bool] = True
     keeps_operations: ClassVar[bool] = True
-
-    def __str__(self) -> str:
-        return "expandable_segments:True"
 
     @property
     def snippet(self) -> str:
@@ -202,16 +207,10 @@ class NoGradients(Remedy):
     """Free gradients between steps. The values are the same if each parameter gets a gradient in each step."""
 
     kind: ClassVar[str] = "gradients"
+    name: ClassVar[str] = "zero_grad(set_to_none=True)"
+    code: ClassVar[str] = "optimizer.zero_grad(set_to_none=True)  # if each parameter gets a gradient in each step"
     is_cheap: ClassVar[bool] = True
     keeps_operations: ClassVar[bool] = True
-
-    def __str__(self) -> str:
-        return "zero_grad(set_to_none=True)"
-
-    @property
-    def snippet(self) -> str:
-        """The change that the author of the program makes."""
-        return "optimizer.zero_grad(set_to_none=True)  # if each parameter gets a gradient in each step"
 
 
 def cross_entropy_in_chunks(
@@ -244,16 +243,10 @@ class ChunkedLoss(Remedy):
     """Compute the cross entropy in chunks of tokens, and recompute them in the backward pass."""
 
     kind: ClassVar[str] = "loss"
+    name: ClassVar[str] = f"cross entropy in {CHUNKS} chunks"
+    code: ClassVar[str] = SNIPPET_OF_CHUNKS
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     is_cheap: ClassVar[bool] = True
-
-    def __str__(self) -> str:
-        return f"cross entropy in {CHUNKS} chunks"
-
-    @property
-    def snippet(self) -> str:
-        """The change that the author of the program makes."""
-        return SNIPPET_OF_CHUNKS
 
 
 @dataclass(frozen=True)
@@ -261,16 +254,10 @@ class Reshard(Remedy):
     """Free the parameters that FSDP2 has gathered after the forward pass, also those of the root."""
 
     kind: ClassVar[str] = "resharding"
+    name: ClassVar[str] = "reshard_after_forward=True"
+    code: ClassVar[str] = "model.set_reshard_after_forward(True)  # after fully_shard(model)"
     is_cheap: ClassVar[bool] = True
     keeps_operations: ClassVar[bool] = True
-
-    def __str__(self) -> str:
-        return "reshard_after_forward=True"
-
-    @property
-    def snippet(self) -> str:
-        """The change that the author of the program makes."""
-        return "model.set_reshard_after_forward(True)  # after fully_shard(model)"
 
     def adapt_module(self, root: nn.Module) -> None:
         for module in sharded_modules(root):
@@ -288,15 +275,9 @@ class Offload(Remedy):
     """Keep the tensors that the forward pass saves for the backward pass in pinned memory of the host."""
 
     kind: ClassVar[str] = "offload"
+    name: ClassVar[str] = "offload saved tensors"
+    code: ClassVar[str] = "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    output = model(...)"
     keeps_operations: ClassVar[bool] = True
-
-    def __str__(self) -> str:
-        return "offload saved tensors"
-
-    @property
-    def snippet(self) -> str:
-        """The change that the author of the program makes."""
-        return "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    output = model(...)"
 
     def around_forward(self) -> AbstractContextManager[object]:
         return torch.autograd.graph.save_on_cpu(pin_memory=True)
@@ -329,15 +310,9 @@ class HalfPrecision(Remedy):
     """Make parameters, gradients and the state of optimizers in bfloat16."""
 
     kind: ClassVar[str] = "bfloat16"
+    name: ClassVar[str] = "bfloat16 as the default dtype"
+    code: ClassVar[str] = "torch.set_default_dtype(torch.bfloat16)  # before the model is constructed"
     numerics: ClassVar[Numerics] = Numerics.CHANGED
-
-    def __str__(self) -> str:
-        return "bfloat16 as the default dtype"
-
-    @property
-    def snippet(self) -> str:
-        """The change that the author of the program makes."""
-        return "torch.set_default_dtype(torch.bfloat16)  # before the model is constructed"
 
     @contextmanager
     def block(self) -> Iterator[None]:

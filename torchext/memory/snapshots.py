@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..tools.source_text import source_line
 from .states import Allocation
 
 __all__ = ["Action", "save"]
-
-_LINE = re.compile(r"(?P<file>.+):(?P<number>\d+) in (?P<function>.+)")
 
 
 class Action(NamedTuple):
@@ -69,7 +67,7 @@ def _frames(allocation: Allocation) -> list[dict[str, Any]]:
     """Return the category, owner, operator and module of an allocation, in place of the stack that PyTorch records."""
     described = [(allocation.category.label, allocation.owner), (allocation.operator, allocation.module)]
     frames = [{"filename": text, "line": 0, "name": name} for name, text in described if text]
-    line = _LINE.fullmatch(allocation.line)
-    if line is not None:
-        frames.append({"filename": line["file"], "line": int(line["number"]), "name": line["function"]})
+    if allocation.line:
+        line = source_line(allocation.line)
+        frames.append({"filename": line.file, "line": line.number, "name": line.function})
     return frames

@@ -15,15 +15,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def warn_deprecated(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warn that `old` is deprecated, and that `new` replaces it.
+def warn_deprecated(old: str, new: str) -> None:
+    """Warn the caller of the function that calls this that `old` is deprecated, and that `new` replaces it.
 
     Args:
         old: The name, as a caller writes it.
         new: The name to write instead.
-        stacklevel: As for `warnings.warn`; by default, the caller of the function that calls this.
     """
-    warnings.warn(f"`{old}` is deprecated: use `{new}`.", TorchextDeprecationWarning, stacklevel=stacklevel)
+    warnings.warn(f"`{old}` is deprecated: use `{new}`.", TorchextDeprecationWarning, stacklevel=3)
 
 
 def renamed_keywords(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
