@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <torchext/macros.h>
+
 namespace torchext {
 
 // A quantity over time, as `torch.cuda.memory_stats()` reports it.
@@ -63,7 +65,7 @@ class PooledStat {
 };
 
 // The statistics of one device, by the names of `torch._C._cuda_memoryStats()`.
-struct AllocatorStats {
+struct TORCHEXT_API AllocatorStats {
   PooledStat allocation;
   PooledStat segment;
   PooledStat active;

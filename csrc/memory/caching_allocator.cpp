@@ -131,7 +131,7 @@ Block* CachingAllocator::allocate(std::size_t bytes, StreamId stream) {
     block = allocateSegment(request, /*is_retry=*/false);
   }
   if (block == nullptr) {
-    releaseCached();
+    emptyCache();
     block = allocateSegment(request, /*is_retry=*/true);
   }
   if (block == nullptr) {
@@ -358,10 +358,6 @@ void CachingAllocator::freeAwaited() {
   }
 }
 
-void CachingAllocator::emptyCache() {
-  releaseCached();
-}
-
 // `beginAllocateToPool()`
 void CachingAllocator::enterPool(PoolId id) {
   ++private_pools_.try_emplace(id, id).first->second.users;
@@ -453,7 +449,7 @@ bool CachingAllocator::releaseOversized(const Request& request) {
 }
 
 // `release_cached_blocks()`
-void CachingAllocator::releaseCached() {
+void CachingAllocator::emptyCache() {
   ++stats_.num_sync_all_streams;
   freeAwaited();
   releaseAll(pools_.large);

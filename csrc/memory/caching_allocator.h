@@ -194,7 +194,6 @@ class TORCHEXT_API CachingAllocator {
   void freeAwaited();
   void collectGarbage();
   bool releaseOversized(const Request& request);
-  void releaseCached();
   void releaseUnusedPools();
   void releaseAll(BlockPool& pool);
   void releaseSegment(Block* block);

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -11,7 +10,6 @@
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
 #include "../fake/storage/storage_memory.h"
-#include "../support/locks.h"
 #include "cuda_settings.h"
 #include "out_of_memory.h"
 
@@ -284,36 +282,6 @@ void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
   raise(report);
 }
 
-AllocatorStats DeviceMemory::stats() {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  return allocator_->stats();
-}
-
-void DeviceMemory::resetPeakStats() {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  allocator_->stats().resetPeak();
-}
-
-void DeviceMemory::resetAccumulatedStats() {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  allocator_->stats().resetAccumulated();
-}
-
-void DeviceMemory::emptyCache() {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  allocator_->emptyCache();
-}
-
-void DeviceMemory::enterPool(PoolId id) {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  allocator_->enterPool(id);
-}
-
 // A pool may be left and released after the fake devices were replaced.
 void DeviceMemory::leavePool(PoolId id) {
   const Locked lock{LockRank::kDeviceMemory};
@@ -326,32 +294,6 @@ void DeviceMemory::releasePool(PoolId id) {
   const Locked lock{LockRank::kDeviceMemory};
   if (allocator_) {
     allocator_->releasePool(id);
-  }
-}
-
-void DeviceMemory::setFraction(double fraction) {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  allocator_->setMemoryFraction(fraction);
-}
-
-double DeviceMemory::fraction() {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  return allocator_->memoryFraction();
-}
-
-DeviceMemory::DriverInfo DeviceMemory::driverInfo() {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  return {allocator_->driver().available(), static_cast<std::size_t>(fakeGpu().total_memory)};
-}
-
-void DeviceMemory::visitSegments(const std::function<void(const Block& first)>& visit) {
-  const Locked lock{LockRank::kDeviceMemory};
-  followGpu();
-  for (const Block* first : allocator_->segments()) {
-    visit(*first);
   }
 }
 

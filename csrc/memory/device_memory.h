@@ -7,11 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -22,6 +20,7 @@
 #include <torchext/macros.h>
 
 #include "../support/interpreter.h"
+#include "../support/locks.h"
 #include "caching_allocator.h"
 #include "kernels/kernel_memory.h"
 #include "timeline.h"
@@ -93,31 +92,25 @@ class TORCHEXT_API DeviceMemory {
   void keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause);
 
   // The following functions are for CUDA devices only.
-  AllocatorStats stats();
-  void resetPeakStats();
-  void resetAccumulatedStats();
-  void emptyCache();
-  void enterPool(PoolId id);
+
+  // Calls `use` with the allocator, holding the lock for allocations and frees. So `use` must not create Python
+  // objects: that may start a garbage collection, which may free fake tensors.
+  template <typename Use>
+  auto withAllocator(const Use& use) {
+    const Locked lock{LockRank::kDeviceMemory};
+    followGpu();
+    return use(*allocator_);
+  }
+
+  // Do nothing before the first allocation.
   void leavePool(PoolId id);
   void releasePool(PoolId id);
-  void setFraction(double fraction);
-  double fraction();
-
-  struct DriverInfo {
-    std::size_t free;
-    std::size_t total;
-  };
-  DriverInfo driverInfo();
-
-  // Calls `visit` with the blocks that begin segments, holding the lock for allocations and frees. So `visit` must not
-  // create Python objects: that may start a garbage collection, which may free fake tensors.
-  void visitSegments(const std::function<void(const Block& first)>& visit);
 
   // Keeps the last `max_entries` actions, or stops recording.
   void recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks);
   std::vector<TraceEntry> history();
 
-  // Returns the stack that allocated the block at an address, or null. For `visitSegments()`.
+  // Returns the stack that allocated the block at an address, or null. Call it in `withAllocator()`.
   std::shared_ptr<const StackTrace> stackOf(std::uintptr_t address) const;
 
   // Adds all live allocations to `timeline`.

@@ -14,6 +14,7 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../fake/cuda/fake_cuda.h"
+#include "../fake/cuda/philox.h"
 #include "../fake/cuda/streams.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/storage_memory.h"
@@ -149,17 +150,6 @@ class CauseGuard {
  private:
   AllocationCause previous_;
 };
-
-// Returns the CUDA device of the first tensor in `values` that has one.
-std::optional<Device> cudaDeviceOf(ArrayRef<IValue> values) {
-  std::optional<Device> device;
-  forEachTensor(values, [&device](const at::Tensor& tensor) {
-    if (!device && tensor.is_cuda()) {
-      device = tensor.device();
-    }
-  });
-  return device;
-}
 
 // Changes the category of the allocation of `storage` if `is_wanted` returns true for it.
 template <typename Condition>

@@ -1,11 +1,10 @@
-#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "../fake/cuda/fake_cuda.h"
@@ -73,34 +72,19 @@ py::dict asDict(const AllocatorStats& stats) {
 
 // The same as `torch._C._cuda_memoryStats()`.
 py::dict memoryStats(std::int64_t device) {
-  return asDict(memoryOf(device).stats());
-}
-
-void resetPeakMemoryStats(std::int64_t device) {
-  memoryOf(device).resetPeakStats();
-}
-
-void resetAccumulatedMemoryStats(std::int64_t device) {
-  memoryOf(device).resetAccumulatedStats();
+  return asDict(memoryOf(device).withAllocator([](const CachingAllocator& allocator) { return allocator.stats(); }));
 }
 
 void emptyCache() {
   for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    memoryOf(i).emptyCache();
+    memoryOf(i).withAllocator([](CachingAllocator& allocator) { allocator.emptyCache(); });
   }
 }
 
-std::tuple<std::size_t, std::size_t> memGetInfo(std::int64_t device) {
-  const auto info = memoryOf(device).driverInfo();
-  return {info.free, info.total};
-}
-
-void setMemoryFraction(double fraction, std::int64_t device) {
-  memoryOf(device).setFraction(fraction);
-}
-
-double memoryFraction(std::int64_t device) {
-  return memoryOf(device).fraction();
+// Returns a function that calls `use` with the allocator of a device.
+template <typename Use>
+auto onAllocator(const Use& use) {
+  return [use](std::int64_t device) { return memoryOf(device).withAllocator(use); };
 }
 
 // `stacks` is a HistoryStacks.
@@ -112,27 +96,9 @@ void recordMemoryHistory(bool enabled, std::size_t max_entries, int stacks) {
   }
 }
 
-const char* nameOf(MemoryAction action) {
-  switch (action) {
-    case MemoryAction::kAlloc:
-      return "alloc";
-    case MemoryAction::kFreeRequested:
-      return "free_requested";
-    case MemoryAction::kFreeCompleted:
-      return "free_completed";
-    case MemoryAction::kSegmentAlloc:
-      return "segment_alloc";
-    case MemoryAction::kSegmentFree:
-      return "segment_free";
-    case MemoryAction::kSegmentMap:
-      return "segment_map";
-    case MemoryAction::kSegmentUnmap:
-      return "segment_unmap";
-    case MemoryAction::kOutOfMemory:
-      return "oom";
-  }
-  return "unknown";
-}
+// By the values of MemoryAction.
+constexpr std::array<const char*, 8> kActionNames{"alloc",        "free_requested", "free_completed", "segment_alloc",
+                                                  "segment_free", "segment_map",    "segment_unmap",  "oom"};
 
 const char* stateOf(const Block& block) {
   if (block.is_allocated) {
@@ -211,7 +177,11 @@ py::list memorySegments() {
   for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
     DeviceMemory& memory = memoryOf(i);
     std::vector<std::vector<BlockCopy>> seen;
-    memory.visitSegments([&](const Block& first) { seen.push_back(copySegment(first, memory)); });
+    memory.withAllocator([&](const CachingAllocator& allocator) {
+      for (const Block* first : allocator.segments()) {
+        seen.push_back(copySegment(*first, memory));
+      }
+    });
     for (const std::vector<BlockCopy>& segment : seen) {
       if (!segment.empty()) {
         segments.append(asSegment(segment, i));
@@ -228,7 +198,7 @@ py::list memoryTraces() {
     py::list trace;
     for (const TraceEntry& entry : memoryOf(i).history()) {
       py::dict described;
-      described["action"] = nameOf(entry.action);
+      described["action"] = kActionNames.at(static_cast<std::size_t>(entry.action));
       described[entry.action == MemoryAction::kOutOfMemory ? "device_free" : "addr"] = entry.address;
       described["size"] = entry.bytes;
       described["stream"] = entry.stream;
@@ -326,10 +296,6 @@ std::int32_t memoryNumber(const at::Tensor& tensor) {
 
 DeviceMemory& memoryOfPool(std::int64_t device) {
   return DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
-}
-
-void enterPool(std::int64_t device, PoolId id) {
-  memoryOf(device).enterPool(id);
 }
 
 void leavePool(std::int64_t device, PoolId id) {
@@ -451,15 +417,22 @@ void bindTimeline(py::module_& module) {
 
 void bindMemory(py::module_& module) {
   module.def("cuda_memory_stats", torch::wrap_pybind_function(memoryStats));
-  bind(module, "cuda_reset_peak_memory_stats", resetPeakMemoryStats);
-  bind(module, "cuda_reset_accumulated_memory_stats", resetAccumulatedMemoryStats);
+  bind(module, "cuda_reset_peak_memory_stats", onAllocator([](auto& allocator) { allocator.stats().resetPeak(); }));
+  bind(module, "cuda_reset_accumulated_memory_stats",
+       onAllocator([](auto& allocator) { allocator.stats().resetAccumulated(); }));
   bind(module, "cuda_empty_cache", emptyCache);
-  bind(module, "cuda_mem_get_info", memGetInfo);
-  bind(module, "cuda_enter_pool", enterPool);
+  bind(module, "cuda_mem_get_info", onAllocator([](auto& allocator) {
+         return std::tuple{allocator.driver().available(), static_cast<std::size_t>(fakeGpu().total_memory)};
+       }));
+  bind(module, "cuda_enter_pool", [](std::int64_t device, PoolId id) {
+    memoryOf(device).withAllocator([id](auto& allocator) { allocator.enterPool(id); });
+  });
   bind(module, "cuda_leave_pool", leavePool);
   bind(module, "cuda_release_pool", releasePool);
-  bind(module, "cuda_set_memory_fraction", setMemoryFraction);
-  bind(module, "cuda_memory_fraction", memoryFraction);
+  bind(module, "cuda_set_memory_fraction", [](double fraction, std::int64_t device) {
+    memoryOf(device).withAllocator([fraction](auto& allocator) { allocator.setMemoryFraction(fraction); });
+  });
+  bind(module, "cuda_memory_fraction", onAllocator([](auto& allocator) { return allocator.memoryFraction(); }));
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
   module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
   module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));
