@@ -1,6 +1,8 @@
 #include "route.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <exception>
 #include <optional>
 #include <string_view>
@@ -448,23 +450,9 @@ std::vector<RouteStep> routeOf(const OperatorHandle& op, const Stack& arguments)
 }
 
 const char* toString(RouteTurn turn) noexcept {
-  switch (turn) {
-    case RouteTurn::kSkipped:
-      return "skipped";
-    case RouteTurn::kPassesOn:
-      return "passes on";
-    case RouteTurn::kStartsOver:
-      return "starts over";
-    case RouteTurn::kDecomposes:
-      return "decomposes";
-    case RouteTurn::kComputes:
-      return "computes";
-    case RouteTurn::kCallsPython:
-      return "calls Python";
-    case RouteTurn::kRaises:
-      return "raises";
-  }
-  return "";
+  static constexpr std::array<const char*, 7> kTexts{"skipped",  "passes on",    "starts over", "decomposes",
+                                                     "computes", "calls Python", "raises"};
+  return kTexts[static_cast<std::size_t>(turn)];
 }
 
 }  // namespace torchext

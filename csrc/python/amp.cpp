@@ -284,14 +284,6 @@ void addRegionType(pybind11::module_& module) {
                 static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties)});
 }
 
-std::string deviceTypeNameInUse() {
-  return nameOf(deviceTypeInUse());
-}
-
-bool isAmpTensor(const at::Tensor& tensor) {
-  return isAmp(tensor);
-}
-
 // 0: ordinary, 1: wrapped, 2: to be cleaned (AmpMark).
 int ampKind(const at::Tensor& tensor) {
   return static_cast<int>(ampMarkOf(*tensor.unsafeGetTensorImpl()));
@@ -309,14 +301,6 @@ void wrapTensors(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     wrap(tensor);
   }
-}
-
-void makeTensorAmpLike(const at::Tensor& tensor, const at::Tensor& like) {
-  makeAmpLike(tensor, like);
-}
-
-void unwrapTensor(const at::Tensor& tensor) {
-  makeOrdinary(tensor);
 }
 
 // By the values of CastPolicy.
@@ -353,14 +337,14 @@ std::string policyByName(const std::string& name, const std::string& overload, c
 
 void bindAmp(pybind11::module_& module) {
   addRegionType(module);
-  bind(module, "autocast_device_type_in_use", deviceTypeNameInUse);
+  bind(module, "autocast_device_type_in_use", [] { return nameOf(deviceTypeInUse()); });
   bind(module, "is_in_enabled_region", isInEnabledRegion);
-  bind(module, "is_amp", isAmpTensor);
+  bind(module, "is_amp", [](const at::Tensor& tensor) { return isAmp(tensor); });
   bind(module, "amp_kind", ampKind);
   bind(module, "set_amp_kind", setAmpKind);
   bind(module, "wrap_amp", wrapTensors);
-  bind(module, "make_amp_like", makeTensorAmpLike);
-  bind(module, "unwrap_amp", unwrapTensor);
+  bind(module, "make_amp_like", [](const at::Tensor& tensor, const at::Tensor& like) { makeAmpLike(tensor, like); });
+  bind(module, "unwrap_amp", [](const at::Tensor& tensor) { makeOrdinary(tensor); });
   bind(module, "register_policy", registerPolicyByName);
   bind(module, "policy", policyByName);
   bind(module, "is_region_deciding", isRegionDeciding);

@@ -1,4 +1,3 @@
-#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -132,10 +131,6 @@ void assumeValueOfKind(const at::Tensor& fake, const at::Tensor& value, int kind
   assumeValue(fake, value, static_cast<ValueKind>(kind));
 }
 
-void assumeNothing() {
-  setAssumptions(nullptr);
-}
-
 // Returns the known or assumed values of `fake`, if it has any.
 std::optional<at::Tensor> assumedValue(const at::Tensor& fake) {
   const at::Tensor value = valueOf(fake, ValueKind::kAssumed);
@@ -155,7 +150,7 @@ std::vector<int> byLines() {
 
 void bindCollectives(py::module_& module) {
   module.def("assume_values", torch::wrap_pybind_function(assumeByPython));  // holds the GIL
-  bind(module, "assume_nothing", assumeNothing);
+  bind(module, "assume_nothing", [] { setAssumptions(nullptr); });
   bind(module, "assumed_value", assumedValue);
   bind(module, "assume_value", assumeValueOfKind);
   bind(module, "kind_of_values", kindOfValues);

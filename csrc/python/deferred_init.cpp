@@ -48,10 +48,6 @@ void materializeTensors(const Tensors& placed,
   raisingOwnClass([&] { materialize(placed, others, {{device, dtype}, retain, report}); });
 }
 
-void deferAgainTensors(const Tensors& tensors) {
-  raisingOwnClass([&] { deferAgain(tensors); });
-}
-
 // Returns the plan of an operation that runs, as a tuple in the order of the fields of
 // torchext.deferred_init.PlannedOperation, or None.
 pybind11::object planned(const ExplainedOperation& operation) {
@@ -166,7 +162,7 @@ void bindDeferredInit(pybind11::module_& module) {
              pybind11::arg("others") = Tensors{}, pybind11::arg("device") = pybind11::none(),
              pybind11::arg("dtype") = pybind11::none(), pybind11::arg("retain") = false,
              pybind11::arg("on_done") = pybind11::none());
-  bind(module, "defer_again", deferAgainTensors);
+  bind(module, "defer_again", [](const Tensors& tensors) { raisingOwnClass([&] { deferAgain(tensors); }); });
   bind(module, "is_retained", isRetained);
   bind(module, "evaluate", evaluateTensor);
   pybind11::class_<RecycledMemory, std::shared_ptr<RecycledMemory>>(module, "RecycledMemory")

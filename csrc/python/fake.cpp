@@ -93,14 +93,6 @@ void leaveFakeCuda(BlockOwner owner) {
   OpenGuards<FakeCudaBlock>::leave(owner, "fake_mode(gpu=...)");
 }
 
-std::int64_t largestFakeCudaDevices() {
-  return largestFakeCudaDeviceCount();
-}
-
-std::int64_t fakeCudaDevices() {
-  return fakeCudaDeviceCount();
-}
-
 void describe(std::string name,
               std::int64_t memory,
               std::int64_t context,
@@ -124,18 +116,6 @@ auto describedGpu() {
                     gpu.max_threads_per_multiprocessor,
                     gpu.shared_memory_per_block_optin,
                     gpu.l2_cache};
-}
-
-std::int64_t currentStream(std::int64_t device) {
-  return currentFakeStream(static_cast<c10::DeviceIndex>(device));
-}
-
-void setCurrentStream(std::int64_t device, std::int64_t stream) {
-  setCurrentFakeStream(static_cast<c10::DeviceIndex>(device), stream);
-}
-
-at::Generator defaultGenerator(std::int64_t device) {
-  return defaultFakeCudaGenerator(static_cast<c10::DeviceIndex>(device));
 }
 
 // A description lives as long as the process, so its address identifies it.
@@ -188,10 +168,6 @@ void warnOfMetaKernel(const std::string& message) {
   TORCH_WARN(message);
 }
 
-at::Tensor makeSparseFake(const at::Tensor& like, const std::vector<at::Tensor>& members) {
-  return sparseFakeOf(like, members);
-}
-
 // Returns the strided tensors that make up `tensor`. Empty if `tensor` is strided, or its layout has no fake tensors.
 std::vector<at::Tensor> layoutMembers(const at::Tensor& tensor) {
   const LayoutHandler* layout = layoutOf(tensor);
@@ -221,10 +197,6 @@ auto cacheInfo() {
   return std::tuple{info.hits, info.misses, info.uncacheable, info.size, info.capacity};
 }
 
-void clearCache() {
-  metadataCache().clear();
-}
-
 }  // namespace
 
 void bindFake(pybind11::module_& module) {
@@ -233,13 +205,17 @@ void bindFake(pybind11::module_& module) {
   bind(module, "are_factories_fake", areFactoriesFake);
   bind(module, "enter_fake_cuda", enterFakeCuda);
   bind(module, "leave_fake_cuda", leaveFakeCuda);
-  bind(module, "fake_cuda_devices", fakeCudaDevices);
-  bind(module, "largest_fake_cuda_devices", largestFakeCudaDevices);
+  bind(module, "fake_cuda_devices", []() -> std::int64_t { return fakeCudaDeviceCount(); });
+  bind(module, "largest_fake_cuda_devices", []() -> std::int64_t { return largestFakeCudaDeviceCount(); });
   bind(module, "describe_fake_gpu", describe);
   bind(module, "describe_fake_gpu_again", describeAgain);
-  bind(module, "default_fake_cuda_generator", defaultGenerator);
-  bind(module, "current_fake_stream", currentStream);
-  bind(module, "set_current_fake_stream", setCurrentStream);
+  bind(module, "default_fake_cuda_generator",
+       [](std::int64_t device) { return defaultFakeCudaGenerator(static_cast<c10::DeviceIndex>(device)); });
+  bind(module, "current_fake_stream",
+       [](std::int64_t device) { return currentFakeStream(static_cast<c10::DeviceIndex>(device)); });
+  bind(module, "set_current_fake_stream", [](std::int64_t device, std::int64_t stream) {
+    setCurrentFakeStream(static_cast<c10::DeviceIndex>(device), stream);
+  });
   bind(module, "new_fake_stream", newFakeStream);
   bind(module, "count_work_on_fake_stream", countWork);
   bind(module, "work_on_fake_stream", workOn);
@@ -252,7 +228,7 @@ void bindFake(pybind11::module_& module) {
   module.def("call_outside_of_formula", &callOutsideOfFormula);
   module.def("warn_of_meta_kernel", &warnOfMetaKernel);
   bind(module, "cache_info", cacheInfo);
-  bind(module, "cache_clear", clearCache);
+  bind(module, "cache_clear", [] { metadataCache().clear(); });
   bind(module, "check_hits", checkHits);
   bind(module, "take_wrong_hits", takeWrongHits);
   bind(module, "watch_nested_lists", watchNestedLists);
@@ -260,7 +236,8 @@ void bindFake(pybind11::module_& module) {
   bind(module, "fake_like", fakeLikeWithValue);
   bind(module, "meta_like", metaLike);
   bind(module, "view_storage_like", viewStorageLike);
-  bind(module, "sparse_fake_of", makeSparseFake);
+  bind(module, "sparse_fake_of",
+       [](const at::Tensor& like, const std::vector<at::Tensor>& members) { return sparseFakeOf(like, members); });
   bind(module, "layout_members", layoutMembers);
   bind(module, "fake_bytes", fakeBytes);
   bind(module, "copy_value", copyValue);

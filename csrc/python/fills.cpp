@@ -76,14 +76,6 @@ std::optional<std::uint64_t> fillTensorWithin(const at::Tensor& tensor,
   });
 }
 
-bool isFillExact(bool is_normal, c10::ScalarType dtype) {
-  return isOwnKernelExact(distributionOf(is_normal), dtype);
-}
-
-bool isCutExact(bool is_normal, c10::ScalarType dtype) {
-  return arePiecesExact(distributionOf(is_normal), dtype);
-}
-
 }  // namespace
 
 void bindFills(pybind11::module_& module) {
@@ -93,8 +85,10 @@ void bindFills(pybind11::module_& module) {
   module.def("fill_truncated", torch::wrap_pybind_function(fillTensorWithin), pybind11::arg("tensor"),
              pybind11::arg("mean"), pybind11::arg("std"), pybind11::arg("a"), pybind11::arg("b"),
              pybind11::arg("generator"), pybind11::arg("only_counts") = false);
-  bind(module, "is_fill_exact", isFillExact);
-  bind(module, "is_cut_fill_exact", isCutExact);
+  bind(module, "is_fill_exact",
+       [](bool is_normal, c10::ScalarType dtype) { return isOwnKernelExact(distributionOf(is_normal), dtype); });
+  bind(module, "is_cut_fill_exact",
+       [](bool is_normal, c10::ScalarType dtype) { return arePiecesExact(distributionOf(is_normal), dtype); });
 }
 
 }  // namespace torchext::python

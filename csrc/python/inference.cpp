@@ -1,4 +1,3 @@
-#include <string>
 #include <vector>
 
 #include <torchext/inference_mode.h>
@@ -111,26 +110,14 @@ void addTypes(pybind11::module_& module) {
                 static_cast<PyMethodDef*>(methods)});
 }
 
-std::vector<std::string> checkDispatchState() {
-  return check_dispatch_state();
-}
-
-void makeTensorsNormal(const std::vector<at::Tensor>& tensors) {
-  makeNormal(tensors);
-}
-
-std::string originOfTensor(const at::Tensor& tensor) {
-  return originOf(tensor);
-}
-
 }  // namespace
 
 void bindInference(pybind11::module_& module) {
   addTypes(module);
-  bind(module, "check_dispatch_state", checkDispatchState);
+  bind(module, "check_dispatch_state", [] { return check_dispatch_state(); });
   bind(module, "is_inference_mode_enabled", InferenceMode::is_enabled);
-  bind(module, "make_normal", makeTensorsNormal);
-  bind(module, "origin_of", originOfTensor);
+  bind(module, "make_normal", [](const std::vector<at::Tensor>& tensors) { makeNormal(tensors); });
+  bind(module, "origin_of", [](const at::Tensor& tensor) { return originOf(tensor); });
   bind(module, "trace_origins_here", traceOriginsHere);
   bind(module, "trace_origins_in_blocks", traceOriginsInBlocks);
 }

@@ -6,21 +6,9 @@
 
 namespace torchext::python {
 
-namespace {
-
-bool isMarkedTensor(const at::Tensor& tensor) {
-  return marksOf(*tensor.unsafeGetTensorImpl()) != nullptr;
-}
-
-at::Tensor withoutItsMarks(const at::Tensor& tensor) {
-  return withoutMarks(tensor);
-}
-
-}  // namespace
-
 void bindMarks(pybind11::module_& module) {
-  bind(module, "is_marked", isMarkedTensor);
-  bind(module, "without_marks", withoutItsMarks);
+  bind(module, "is_marked", [](const at::Tensor& tensor) { return marksOf(*tensor.unsafeGetTensorImpl()) != nullptr; });
+  bind(module, "without_marks", [](const at::Tensor& tensor) { return withoutMarks(tensor); });
   bind(module, "live_marks", liveMarks);
   bind(module, "drop_stale_demands", dropStaleDemands);
 }
