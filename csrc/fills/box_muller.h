@@ -23,13 +23,13 @@ auto logarithm(typename Lanes::Floats x) {
   const auto bits = L::bitsOf(x);
   const auto half = L::all(0.5F);
   const auto one = L::all(1.0F);
-  const auto m = L::ofBits(L::either(L::both(bits, L::all(0x007fffff)), L::bitsOf(half)));  // in [1/2, 1)
-  const auto is_small = L::isLess(m, L::all(0.707106781186547524F));
-  const auto ifSmall = [&](auto number) { return L::ofBits(L::both(is_small, L::bitsOf(number))); };
-  const auto e = L::minus(L::valueOf(L::minus(L::template right<23>(bits), L::all(126))), ifSmall(one));
-  const auto f = L::plus(L::minus(m, one), ifSmall(m));
+  const auto m = L::ofBits((bits & L::all(0x007fffff)) | L::bitsOf(half));  // in [1/2, 1)
+  const auto is_small = m < L::all(0.707106781186547524F);
+  const auto ifSmall = [&](auto number) { return L::ofBits(is_small & L::bitsOf(number)); };
+  const auto e = L::valueOf(L::template right<23>(bits) - L::all(126)) - ifSmall(one);
+  const auto f = m - one + ifSmall(m);
 
-  const auto f2 = L::times(f, f);
+  const auto f2 = f * f;
   auto p = L::all(7.0376836292E-2F);
   p = L::timesPlus(p, f, L::all(-1.1514610310E-1F));
   p = L::timesPlus(p, f, L::all(1.1676998740E-1F));
@@ -39,11 +39,11 @@ auto logarithm(typename Lanes::Floats x) {
   p = L::timesPlus(p, f, L::all(2.0000714765E-1F));
   p = L::timesPlus(p, f, L::all(-2.4999993993E-1F));
   p = L::timesPlus(p, f, L::all(3.3333331174E-1F));
-  p = L::times(p, f);
+  p = p * f;
   // e * log(2) in two parts; the larger one has few digits.
-  p = L::timesPlus(p, f2, L::times(e, L::all(-2.12194440E-4F)));
+  p = L::timesPlus(p, f2, e * L::all(-2.12194440E-4F));
   p = L::minusTimes(f2, half, p);
-  return L::timesPlus(e, L::all(0.693359375F), L::plus(f, p));
+  return L::timesPlus(e, L::all(0.693359375F), f + p);
 }
 
 template <typename Lanes>
@@ -59,34 +59,33 @@ template <typename Lanes>
 auto sineAndCosine(typename Lanes::Floats angle) {
   using L = Lanes;
   // Pairs of octants around a multiple of pi/2, which is subtracted in three parts of few digits each.
-  auto octant = L::truncated(L::times(angle, L::all(1.27323954473516F)));
-  octant = L::both(L::plus(octant, L::all(1)), L::all(-2));  // even
+  auto octant = L::truncated(angle * L::all(1.27323954473516F));
+  octant = (octant + L::all(1)) & L::all(-2);  // even
   const auto y = L::valueOf(octant);
   auto x = L::timesPlus(y, L::all(-0.78515625F), angle);
   x = L::timesPlus(y, L::all(-2.4187564849853515625E-4F), x);
   x = L::timesPlus(y, L::all(-3.77489497744594108E-8F), x);
 
-  const auto x2 = L::times(x, x);
+  const auto x2 = x * x;
   auto c = L::all(2.443315711809948E-5F);
   c = L::timesPlus(c, x2, L::all(-1.388731625493765E-3F));
   c = L::timesPlus(c, x2, L::all(4.166664568298827E-2F));
-  c = L::times(c, x2);
-  c = L::plus(L::timesMinus(c, x2, L::times(x2, L::all(0.5F))), L::all(1.0F));
+  c = c * x2;
+  c = L::timesMinus(c, x2, x2 * L::all(0.5F)) + L::all(1.0F);
 
   auto s = L::all(-1.9515295891E-4F);
   s = L::timesPlus(s, x2, L::all(8.3321608736E-3F));
   s = L::timesPlus(s, x2, L::all(-1.6666654611E-1F));
-  s = L::times(s, x2);
+  s = s * x2;
   s = L::timesPlus(s, x, x);
 
   // After two octants a sine is a cosine; after four, both change their signs.
   const auto four = L::all(4);
-  const auto is_sine = L::isEqual(L::both(octant, L::all(2)), L::all(0));
-  const auto sine_sign = L::template left<29>(L::both(octant, four));
-  const auto cosine_sign = L::template left<29>(L::both(L::plus(octant, L::all(2)), four));
-  const auto signedBy = [](auto sign, auto number) { return L::ofBits(L::differing(sign, L::bitsOf(number))); };
-  return SineAndCosine<L>{signedBy(sine_sign, L::choose(is_sine, s, c)),
-                          signedBy(cosine_sign, L::choose(is_sine, c, s))};
+  const auto is_sine = (octant & L::all(2)) == L::all(0);
+  const auto sine_sign = (octant & four) << 29;
+  const auto cosine_sign = ((octant + L::all(2)) & four) << 29;
+  const auto signedBy = [](auto sign, auto number) { return L::ofBits(sign ^ L::bitsOf(number)); };
+  return SineAndCosine<L>{signedBy(sine_sign, is_sine ? s : c), signedBy(cosine_sign, is_sine ? c : s)};
 }
 
 // Computes the values of chunks of numbers: of one chunk at a time if it has twice as many numbers as lanes, otherwise
@@ -105,7 +104,7 @@ void normalValues(const std::uint32_t* numbers, void* values, std::int64_t count
     const std::int64_t second = i + kNormalChunk < count ? i + kNormalChunk : i;
     const auto load = [&](std::int64_t half) {
       if constexpr (kTwo) {
-        return L::load(numbers + i + half, numbers + second + half);
+        return L::loadHalves(numbers + i + half, numbers + second + half);
       } else {
         return L::load(numbers + i + half);
       }
@@ -113,17 +112,17 @@ void normalValues(const std::uint32_t* numbers, void* values, std::int64_t count
     const auto store = [&](std::int64_t half, auto normal) {
       const auto value = roundedTo<L, Element>(L::timesPlus(normal, stds, means));
       if constexpr (kTwo) {
-        L::store(out + i + half, out + second + half, value);
+        L::storeHalves(out + i + half, out + second + half, value);
       } else {
         L::store(out + i + half, value);
       }
     };
-    const auto u1 = L::minus(L::all(1.0F), unitValues<L>(load(0)));
+    const auto u1 = L::all(1.0F) - unitValues<L>(load(0));
     const auto u2 = unitValues<L>(load(kHalf));
-    const auto radius = L::root(L::times(L::all(-2.0F), logarithm<L>(u1)));
-    const auto angle = sineAndCosine<L>(L::times(L::all(6.283185307179586F), u2));
-    store(0, L::times(radius, angle.cosine));
-    store(kHalf, L::times(radius, angle.sine));
+    const auto radius = L::root(L::all(-2.0F) * logarithm<L>(u1));
+    const auto angle = sineAndCosine<L>(L::all(6.283185307179586F) * u2);
+    store(0, radius * angle.cosine);
+    store(kHalf, radius * angle.sine);
   }
 }
 

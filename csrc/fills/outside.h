@@ -21,7 +21,7 @@ void valuesOutside(const void* values, std::int64_t count, float low, float high
     std::uint32_t mask = 0;
     for (std::int64_t j = 0; j < kNormalChunk; j += L::kCount) {
       const auto value = L::load(from + i + j);
-      mask |= L::bitsOfMask(L::either(L::isLess(value, lows), L::isLess(highs, value))) << j;
+      mask |= L::bitsOfMask((value < lows) | (highs < value)) << j;
     }
     masks[i / kNormalChunk] = static_cast<std::uint16_t>(mask);
   }

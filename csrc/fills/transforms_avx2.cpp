@@ -21,6 +21,7 @@
 #endif
 
 #include "box_muller.h"
+#include "lanes.h"
 #include "lanes_avx2.h"
 #include "outside.h"
 #include "uniform.h"
@@ -30,8 +31,8 @@ namespace torchext {
 namespace {
 
 template <typename Element>
-constexpr Kernels kKernels{uniformValues<LanesAvx2, Element>, normalValues<LanesAvx2, Element>,
-                           valuesOutside<LanesAvx2, Element>};
+constexpr Kernels kKernels{uniformValues<Lanes<Avx2>, Element>, normalValues<Lanes<Avx2>, Element>,
+                           valuesOutside<Lanes<Avx2>, Element>};
 
 }  // namespace
 

@@ -26,6 +26,7 @@
 #endif
 
 #include "box_muller.h"
+#include "lanes.h"
 #include "lanes_avx512.h"
 #include "outside.h"
 #include "uniform.h"
@@ -35,8 +36,8 @@ namespace torchext {
 namespace {
 
 template <typename Element>
-constexpr Kernels kKernels{uniformValues<LanesAvx512, Element>, normalValues<LanesAvx512, Element>,
-                           valuesOutside<LanesAvx512, Element>};
+constexpr Kernels kKernels{uniformValues<Lanes<Avx512>, Element>, normalValues<Lanes<Avx512>, Element>,
+                           valuesOutside<Lanes<Avx512>, Element>};
 
 }  // namespace
 

@@ -17,8 +17,7 @@ namespace {
 // Values in [0, 1), from the low 24 bits of random numbers.
 template <typename Lanes>
 auto unitValues(typename Lanes::Ints numbers) {
-  const auto digits = Lanes::both(numbers, Lanes::all(0xffffff));
-  return Lanes::times(Lanes::valueOf(digits), Lanes::all(0x1p-24F));
+  return Lanes::valueOf(numbers & Lanes::all(0xffffff)) * Lanes::all(0x1p-24F);
 }
 
 // Rounds to values of the element type; ties to even. No value may be NaN.
@@ -27,9 +26,9 @@ auto roundedTo(typename Lanes::Floats a) {
   using L = Lanes;
   if constexpr (std::is_same_v<Element, c10::BFloat16>) {
     const auto bits = L::bitsOf(a);
-    const auto is_odd = L::both(L::template right<16>(bits), L::all(1));
-    const auto up = L::plus(L::plus(bits, L::all(0x7fff)), is_odd);
-    return L::ofBits(L::template left<16>(L::template right<16>(up)));
+    const auto is_odd = L::template right<16>(bits) & L::all(1);
+    const auto up = bits + L::all(0x7fff) + is_odd;
+    return L::ofBits(L::template right<16>(up) << 16);
   } else if constexpr (std::is_same_v<Element, c10::Half>) {
     return L::throughHalf(a);
   } else {
@@ -56,7 +55,7 @@ struct UniformRange {
   Floats values(const std::uint32_t* numbers) const {
     const auto value = Lanes::timesPlus(unitValues<Lanes>(Lanes::load(numbers)), width, from);
     const auto rounded = roundedTo<Lanes, Element>(value);
-    return Lanes::choose(Lanes::isEqual(rounded, to_rounded), from_rounded, rounded);
+    return rounded == to_rounded ? from_rounded : rounded;
   }
 };
 
