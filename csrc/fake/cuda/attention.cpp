@@ -31,27 +31,21 @@ constexpr bool kIgnoresStrideOfOne = true;
 
 static_assert(compat::applies("attention_heads") == (TORCHEXT_TORCH >= 215));
 #if TORCHEXT_TORCH >= 215
-bool haveHeadsForCudnn(const sdp_params& params) {
-  return sdp::check_batch_size_and_num_heads_dense<true, false, true>(params, false);
-}
-bool haveHeadsForFlash(const sdp_params& params, bool warns) {
-  return sdp::check_batch_size_and_num_heads_dense<true, true, true>(params, warns);
-}
-bool haveHeadsForEfficient(const sdp_params& params, bool warns) {
-  return sdp::check_batch_size_and_num_heads_dense<true, true, true>(params, warns);
+constexpr bool kEfficientTakesGroups = true;
+
+template <bool takes_groups, bool needs_same_number = true>
+bool haveHeads(const sdp_params& params, bool warns) {
+  return sdp::check_batch_size_and_num_heads_dense<takes_groups, needs_same_number, true>(params, warns);
 }
 sdp_params withBatch(sdp_params params) {
   return sdp::normalize_unbatched_input(std::move(params));
 }
 #else
-bool haveHeadsForCudnn(const sdp_params& params) {
-  return sdp::check_batch_size_and_num_heads_dense<true, false>(params, false);
-}
-bool haveHeadsForFlash(const sdp_params& params, bool warns) {
-  return sdp::check_batch_size_and_num_heads_dense<true>(params, warns);
-}
-bool haveHeadsForEfficient(const sdp_params& params, bool warns) {
-  return sdp::check_batch_size_and_num_heads_dense<false>(params, warns);
+constexpr bool kEfficientTakesGroups = false;
+
+template <bool takes_groups, bool needs_same_number = true>
+bool haveHeads(const sdp_params& params, bool warns) {
+  return sdp::check_batch_size_and_num_heads_dense<takes_groups, needs_same_number>(params, warns);
 }
 sdp_params withBatch(sdp_params params) {
   return params;
@@ -141,7 +135,7 @@ bool canUseFlash(const sdp_params& params, const GpuDescription& gpu, bool warns
   return sdp::check_runtime_disabled_flash(params, warns) && sdp::check_tensor_shapes(params, warns) &&
          sdp::check_for_attn_mask(params, warns) && hasHeadForFlash(params, warns) && isGpuForFlash(gpu, warns) &&
          hasHeadForBackwardOfFlash(params, gpu, warns) && isSquareIfCausal(params, warns) &&
-         hasLowPrecision(params, gpu, warns) && haveHeadsForFlash(params, warns) &&
+         hasLowPrecision(params, gpu, warns) && haveHeads<true>(params, warns) &&
          sdp::check_nonzero_sequence_lengths_dense(params, warns) &&
          sdp::check_last_dim_stride_equals_1_dense<kIgnoresStrideOfOne>(params, warns);
 }
@@ -185,7 +179,7 @@ bool canUseEfficient(const sdp_params& params, const GpuDescription& gpu, bool w
          sdp::check_tensor_shapes(params, warns) && hasHeadForEfficient(params, gpu, warns) &&
          isAlignedForEfficient(params, gpu, warns) && sdp::check_nonzero_sequence_lengths_dense(params, warns) &&
          sdp::check_last_dim_stride_equals_1_dense<!kIgnoresStrideOfOne>(params, warns) &&
-         haveHeadsForEfficient(params, warns) && hasPrecisionForEfficient(params, gpu, warns);
+         haveHeads<kEfficientTakesGroups>(params, warns) && hasPrecisionForEfficient(params, gpu, warns);
 }
 
 // Hopper and Blackwell for data centers.
@@ -223,8 +217,8 @@ bool canUseCudnn(const sdp_params& params, const GpuDescription& gpu, bool warns
   return sdp::check_tensor_shapes(params, warns) && hasLowPrecision(params, gpu, warns) &&
          sdp::check_attn_mask_shape(params, warns) && isWithin(gpu, 8, 0, 12, 1) && has_dropout &&
          sdp::check_nonzero_sequence_lengths_dense(params, warns) &&
-         sdp::check_last_dim_stride_equals_1_dense<kIgnoresStrideOfOne>(params, warns) && haveHeadsForCudnn(params) &&
-         hasShapesForCudnn(params, gpu);
+         sdp::check_last_dim_stride_equals_1_dense<kIgnoresStrideOfOne>(params, warns) &&
+         haveHeads<true, false>(params, false) && hasShapesForCudnn(params, gpu);
 }
 
 // `check_prefer_cudnn_attention()`

@@ -1,6 +1,5 @@
 #include "fake_cuda.h"
 
-#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <exception>
@@ -42,27 +41,18 @@ auto asTuple(const GpuDescription& gpu) {
                   gpu.l2_cache);
 }
 
-// All distinct descriptions so far. Leaked: any thread may hold a pointer to one.
-class GpuDescriptions {
- public:
-  const GpuDescription* add(GpuDescription gpu) {
-    const Locked lock{LockRank::kGpus};
-    for (const GpuDescription& known : descriptions_) {
-      if (asTuple(known) == asTuple(gpu)) {
-        return &known;
-      }
-    }
-    descriptions_.push_back(std::move(gpu));
-    return &descriptions_.back();
-  }
-
- private:
-  std::deque<GpuDescription> descriptions_;
-};
-
+// Returns one object for equal descriptions.
 const GpuDescription* interned(GpuDescription gpu) {
-  static auto* descriptions = new GpuDescriptions;
-  return descriptions->add(std::move(gpu));
+  // Leaked: any thread may hold a pointer to one.
+  static auto* descriptions = new std::deque<GpuDescription>;
+  const Locked lock{LockRank::kGpus};
+  for (const GpuDescription& known : *descriptions) {
+    if (asTuple(known) == asTuple(gpu)) {
+      return &known;
+    }
+  }
+  descriptions->push_back(std::move(gpu));
+  return &descriptions->back();
 }
 
 const GpuDescription* defaultGpu() {
@@ -87,17 +77,11 @@ const GpuDescription* currentGpu() {
   return latest == nullptr ? defaultGpu() : latest;
 }
 
-// Returns the largest number of devices of any fake_mode() so far.
-std::atomic<DeviceIndex>& largestCount() {
-  static std::atomic<DeviceIndex> count{0};
-  return count;
-}
+// The largest number of devices of any fake_mode() so far.
+std::atomic<DeviceIndex> largest_count{0};
 
-// Returns the number of live guards in the process.
-std::atomic<int>& liveGuards() {
-  static std::atomic<int> count{0};
-  return count;
-}
+// The number of live guards in the process.
+std::atomic<int> live_guards{0};
 
 // The guard of fake CUDA devices. It has nothing to synchronize and no streams to switch.
 class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
@@ -203,20 +187,13 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 namespace hooks {
 
 using Hooks = at::CUDAHooksInterface;
-using IsBuilt = bool (*)(const Hooks*);
-using IsAvailable = bool (*)(const Hooks*);
-using HasPrimaryContext = bool (*)(const Hooks*, DeviceIndex);
 
-using Init = void (*)(const Hooks*);
-using GetDefaultGenerator = const at::Generator& (*)(const Hooks*, DeviceIndex);
-using GetNewGenerator = at::Generator (*)(const Hooks*, DeviceIndex);
-
-IsBuilt original_is_built = nullptr;
-IsAvailable original_is_available = nullptr;
-HasPrimaryContext original_has_primary_context = nullptr;
-Init original_init = nullptr;
-GetDefaultGenerator original_get_default_generator = nullptr;
-GetNewGenerator original_get_new_generator = nullptr;
+bool (*original_is_built)(const Hooks*) = nullptr;
+bool (*original_is_available)(const Hooks*) = nullptr;
+bool (*original_has_primary_context)(const Hooks*, DeviceIndex) = nullptr;
+void (*original_init)(const Hooks*) = nullptr;
+const at::Generator& (*original_get_default_generator)(const Hooks*, DeviceIndex) = nullptr;
+at::Generator (*original_get_new_generator)(const Hooks*, DeviceIndex) = nullptr;
 
 DeviceIndex orCurrent(DeviceIndex device) {
   return device < 0 ? current_device : device;
@@ -273,7 +250,7 @@ void replace() {
 
 void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
   // PyTorch lets this thread name CUDA devices while another thread is in fake_mode().
-  TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || liveGuards() == 0,
+  TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || live_guards == 0,
                               "There is no CUDA device, and this thread has no fake CUDA devices because it is not in "
                               "fake_mode(gpu=...). Threads do not inherit blocks: wrap the thread's function in "
                               "torchext.fake.carry_blocks(), or start the thread within "
@@ -347,7 +324,7 @@ bool hasRealCuda() {
 }
 
 DeviceIndex largestFakeCudaDeviceCount() noexcept {
-  return largestCount();
+  return largest_count;
 }
 
 DeviceIndex fakeCudaDeviceCount() noexcept {
@@ -373,7 +350,7 @@ FakeCudaGuard::FakeCudaGuard(DeviceIndex count)
     return;
   }
   standInForCuda();
-  if (liveGuards()++ == 0) {
+  if (live_guards++ == 0) {
     ++generation;
   }
   visible_count = count;
@@ -383,8 +360,8 @@ FakeCudaGuard::FakeCudaGuard(DeviceIndex count)
   if (current_device >= count) {
     current_device = 0;
   }
-  DeviceIndex largest = largestCount();
-  while (largest < count && !largestCount().compare_exchange_weak(largest, count)) {
+  DeviceIndex largest = largest_count;
+  while (largest < count && !largest_count.compare_exchange_weak(largest, count)) {
   }
 }
 
@@ -392,7 +369,7 @@ FakeCudaGuard::~FakeCudaGuard() {
   if (hasRealCuda()) {
     return;
   }
-  --liveGuards();
+  --live_guards;
   visible_count = previous_count_;
   current_device = previous_device_;
   visible_gpu = previous_gpu_;
@@ -400,7 +377,7 @@ FakeCudaGuard::~FakeCudaGuard() {
 
 FakeCudaBackwardGuard::FakeCudaBackwardGuard()
     : gpu_{fakeGpu()},
-      devices_{visible_count > 0 ? visible_count : largestCount().load()},
+      devices_{visible_count > 0 ? visible_count : largest_count.load()},
       exceptions_{std::uncaught_exceptions()},
       multithreading_{c10::AutogradState::get_tls_state().get_multithreading_enabled()} {
   describeFakeGpu(gpu_);
