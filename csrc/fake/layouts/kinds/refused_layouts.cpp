@@ -25,9 +25,9 @@ struct Refused {
   // Name prefixes of the operators that make such a tensor from others.
   c10::SmallVector<std::string_view, 3> makers;
   // The key of such tensors; `Undefined` if UnknownLayout refuses them.
-  DispatchKey key = DispatchKey::Undefined;
-  std::string_view name = {};  // in the error of `fake_like()`
-  bool has_shape = false;      // whether the error about an argument can show its shape
+  DispatchKey key;
+  std::string_view name;   // in the error of `fake_like()`
+  bool has_shape = false;  // whether the error about an argument can show its shape
 };
 
 [[noreturn]] void refuseCall(const OperatorHandle& op, const std::string& what, std::string_view remedy) {
@@ -108,7 +108,9 @@ void registerRefusedLayouts() {
   registerLayout(
       std::make_unique<const RefusedLayout>(Refused{"a tensor of layout torch._mkldnn",
                                                     "keep such tensors out of fake_mode() and deferred_init()",
-                                                    {"aten::to_mkldnn"}}));
+                                                    {"aten::to_mkldnn"},
+                                                    DispatchKey::Undefined,
+                                                    "mkldnn"}));
   registerLayout(std::make_unique<const UnknownLayout>());
 }
 
