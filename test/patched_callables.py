@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import importlib
 import inspect
 import io
 import json
@@ -32,7 +33,6 @@ import torch.optim.adagrad
 import torch.optim.sparse_adam
 import torch.overrides
 import torch.utils.checkpoint
-from torch._dynamo.testing import CompileCounter
 
 import torchext
 from torchext import amp, deferred_init, fake, inference
@@ -83,10 +83,15 @@ DEFINITIONS: dict[type, tuple[int, ...]] = {
 }
 
 
+def is_cache(value: object) -> bool:
+    """Whether PyTorch keeps the value in an attribute of a function: `torch._compile` disables Dynamo for it."""
+    return hasattr(value, "_torchdynamo_disable")
+
+
 def definition(function: Any) -> object:
-    """Return the code or definition that `function` calls. It can change while the object stays the same."""
+    """Return the code or definition that `function` calls, and its attributes. They can change in the same object."""
     if isinstance(function, FunctionType):
-        return function.__code__
+        return function.__code__, {name: id(value) for name, value in vars(function).items() if not is_cache(value)}
     if type(function) not in DEFINITIONS:
         return None
     words = ctypes.cast(id(function), ctypes.POINTER(ctypes.c_void_p))
@@ -94,8 +99,15 @@ def definition(function: Any) -> object:
 
 
 def namespace() -> Found:
-    """Return the object of each name, and the code that functions call."""
-    found: Found = {}
+    """Return the object of each name, and the code that functions call, including functions that no module names."""
+    found: Found = {
+        ("a function", f"{function.__module__}.{function.__qualname__} at {id(function)}"): (
+            function,
+            definition(function),
+        )
+        for function in gc.get_objects()
+        if type(function) is FunctionType and str(function.__module__).split(".")[0] == "torch"
+    }
     for owner_name, owner in owners():
         for name, value in list(vars(owner).items()):
             found[owner_name, name] = value, definition(_function(value))
@@ -506,7 +518,7 @@ def compiled_with_breaks() -> dict[str, tuple[int, int]]:
 
     def count(function: Callable[..., Any], *args: Any) -> tuple[int, int]:
         torch._dynamo.reset()
-        counter = CompileCounter()  # type: ignore[no-untyped-call]
+        counter = torch._dynamo.testing.CompileCounter()  # type: ignore[no-untyped-call]
         # Functions after a graph break are compiled separately.
         with torch._dynamo.config.patch(nested_graph_breaks=True):
             torch.compile(function, backend=counter)(*args)
@@ -566,7 +578,9 @@ def candidates(found: Found) -> dict[int, tuple[str, Any]]:
 
 
 def main() -> None:
-    torch._dynamo.reset()  # imports it
+    if "--without-dynamo" not in sys.argv:
+        importlib.import_module("torch._dynamo.testing")
+        torch._dynamo.reset()
     if "--compiled" in sys.argv:  # only once in a process: Dynamo remembers failures
         if "--used" in sys.argv:
             use_everything()

@@ -49,8 +49,9 @@ def test_objects_are_kept_where_possible() -> None:
     assert set(run("--warm")["exchanged names"]) == set(OTHER_OBJECTS)
 
 
-def test_pytorch_is_unchanged_when_no_tensor_of_ours_is_alive() -> None:
-    found = run("--warm")
+@pytest.mark.parametrize("options", [["--warm"], ["--without-dynamo"]], ids=["dynamo", "without-dynamo"])
+def test_pytorch_is_unchanged_when_no_tensor_of_ours_is_alive(options: list[str]) -> None:
+    found = run(*options)
     assert found["left behind"] == []
     assert found["still listed"] == []
 

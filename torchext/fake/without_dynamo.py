@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch._compile
 
 from ..tools.imports import when_imported
 from ..tools.leases import while_fakes_live
+from ..tools.patching import Patchable, Steps, patching_lock
 
 __all__: list[str] = []
 
@@ -27,16 +29,37 @@ def _call_directly() -> None:
     """Let the functions be called directly until Dynamo is imported."""
     if "torch._dynamo" in sys.modules:
         return
-    functions = list(_disabled_functions())
-    for function in functions:
-        setattr(function, CACHE, function)
+    patch = while_fakes_live.patch(
+        torch._compile,
+        "_disable_dynamo",
+        lambda original: original,
+        "the first call of a function that it wraps imports Dynamo",
+        patchable=_Wrapped(),
+    )
+    withdraw = partial(while_fakes_live.withdraw, [patch])
+    when_imported("torch._dynamo", lambda: patching_lock.run_soon(withdraw))  # other threads may wait for the import
 
-    def disable() -> None:
-        for function in functions:
-            if getattr(function, CACHE, None) is function:
+
+class _Wrapped(Patchable):
+    """The wrapped functions that were not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = None
+        self.original = torch._compile._disable_dynamo
+        self._functions = list(_disabled_functions())
+
+    def _exchange(self, replacement: object, steps: Steps) -> None:
+        steps.others.append(self._restore if replacement is None else self._mark)
+
+    def _mark(self) -> None:
+        for function in self._functions:
+            vars(function).setdefault(CACHE, function)
+
+    def _restore(self) -> None:
+        for function in self._functions:
+            if vars(function).get(CACHE) is function:
                 delattr(function, CACHE)
-
-    when_imported("torch._dynamo", disable)
 
 
 def _disabled_functions() -> Iterator[Callable[..., Any]]:

@@ -62,7 +62,8 @@ class Lease:
         concerns: Concerns = Concerns.ALL,
         is_traced: bool = False,
         releases: str = "all",
-    ) -> None:
+        patchable: Patchable | None = None,
+    ) -> Patch:
         """Declare the replacement of an attribute of a module or a class.
 
         Args:
@@ -75,6 +76,7 @@ class Lease:
                 replacement.
             is_traced: Whether Dynamo traces the replacement of a Python function instead of the original.
             releases: The releases of PyTorch that need it.
+            patchable: The target, if it is not the attribute itself.
         """
         with patching_lock:
             patch = Patch(
@@ -86,6 +88,7 @@ class Lease:
                 lease=self._count,
                 is_traced=is_traced,
                 releases=releases,
+                patchable=patchable,
             )
             self.patches.append(patch)
             self._patchables[patch.patchable] = None
@@ -93,6 +96,17 @@ class Lease:
             _C.withdraw_switches()
             if self.is_active:
                 self._plan([patch.patchable], is_wanted=True).run()
+            return patch
+
+    def withdraw(self, patches: list[Patch]) -> None:
+        """Remove patches, and forget that they were declared."""
+        with patching_lock:
+            self.patches = [patch for patch in self.patches if patch not in patches]
+            for patch in patches:
+                patch.patchable.declared.remove(patch)
+            self._patchables = dict.fromkeys(patch.patchable for patch in self.patches)
+            self._alone.clear()
+            self._plan([patch.patchable for patch in patches], self.is_active).run()
 
     def declared(self) -> list[Patch]:
         """Return all patches of the lease, installed or not."""
@@ -107,13 +121,7 @@ class Lease:
                 try:
                     self._declarations[0]()
                 except BaseException:
-                    failed = self.patches[declared:]
-                    del self.patches[declared:]
-                    for patch in failed:
-                        patch.patchable.declared.remove(patch)
-                    self._patchables = dict.fromkeys(patch.patchable for patch in self.patches)
-                    self._alone.clear()
-                    self._plan([patch.patchable for patch in failed], self.is_active).run()
+                    self.withdraw(self.patches[declared:])
                     raise
                 del self._declarations[0]
 

@@ -64,7 +64,7 @@ class Patch:
         reason: The PyTorch behavior that needs the patch.
         lease: The lease that installs it.
         releases: The releases of PyTorch that need it.
-        patchable: The target, which several patches may share.
+        patchable: The target, which several patches may share. By default the attribute.
         function: The replaced function object, which keeps its identity; None if the attribute is replaced.
     """
 
@@ -79,6 +79,7 @@ class Patch:
         lease: _C.Lease,
         is_traced: bool = False,
         releases: str = "all",
+        patchable: Patchable | None = None,
     ) -> None:
         self.owner = owner
         self.name = name
@@ -88,7 +89,7 @@ class Patch:
         self.concerns = concerns
         self.lease = lease
         self.is_traced = is_traced
-        self.patchable = _patchable_of(owner, name)
+        self.patchable = patchable or _patchable_of(owner, name)
         self.patchable.declared.append(self)
         self.function = self.patchable.function
 
