@@ -98,7 +98,10 @@ def __dir__() -> list[str]:
 
 
 # The command imports PyTorch at the first use: `torchext --help` and the process that waits for ranks do not need it.
-if "torchext_command" not in _sys.modules and _sys.orig_argv[1:3] != ["-m", "torchext"]:
+# While `python -m` imports the package, `argv` is "-m" and the arguments.
+if "torchext_command" not in _sys.modules and not (
+    _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv)] == "torchext"
+):
     _load_extension()
     for _room in _ROOMS:
         _import_module(f".{_room}", __name__)

@@ -60,9 +60,10 @@ finally:
     assert ended.stdout.endswith("False\n"), ended.stderr
 
 
-def test_module_reads_flags_without_pytorch() -> None:
+@pytest.mark.parametrize("options", [[], ["-X", "dev", "-W", "ignore"]], ids=["", "with options"])
+def test_module_reads_flags_without_pytorch(options: list[str]) -> None:
     environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    command = [sys.executable, "-m", "torchext", "--help"]
+    command = [sys.executable, *options, "-m", "torchext", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     assert "argparse" in imported
