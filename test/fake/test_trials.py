@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 import warnings
@@ -358,22 +357,50 @@ def test_results_of_sparse_products_are_cached() -> None:
 
 FORKS = """
 import os, signal, torch
-from torchext.fake import fake_mode
+from torch.nn import functional
+from torchext.fake import cache_clear, fake_mode
+torch.set_num_threads(2)  # also for MKL
 torch.ones(1 << 20).sqrt()  # starts OpenMP's threads
+torch.ones(200, 200) @ torch.ones(200, 200)
+
+def run():
+    cache_clear()
+    with fake_mode():
+        y = PROGRAM
+    return y if isinstance(y, (int, float)) else (y.shape, y.stride(), y.dtype)
+
+wanted = run()
 process = os.fork()
 if process == 0:
     signal.alarm(60)
-    with fake_mode():
-        y = functional.layer_norm(torch.empty(16, 64) @ torch.empty(64, 128), (128,)).softmax(-1).sqrt()
-    os._exit(7)
+    os._exit(7 if run() == wanted and torch.get_num_threads() == 2 else 8)
 print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 """
 
 
-def test_trials_in_a_fork_do_not_wait_for_threads_that_are_gone() -> None:
-    code = f"from torch.nn import functional{FORKS}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+@pytest.mark.parametrize(
+    "program",
+    [
+        "functional.layer_norm(torch.empty(16, 64) @ torch.empty(64, 128), (128,)).softmax(-1).sqrt()",
+        "torch.empty(96, 128) @ torch.empty(128, 96)",
+        "functional.group_norm(torch.empty(16, 64, 64, 60), 8)",
+        "torch.nn.LSTM(64, 64)(torch.empty(20, 8, 64))[0]",
+        "functional.conv2d(torch.empty(8, 16, 32, 32), torch.empty(32, 16, 3, 3))",
+        "functional.conv2d(torch.empty(1, 4, 5, 5).to(memory_format=torch.channels_last), torch.empty(4, 4, 1, 1))",
+        "torch.histogram(torch.empty(100000), 10).hist",
+        "(torch.ones(100000) + torch.arange(100000)).flip(0)[0].item()",
+        "(torch.ones(200, 200) @ torch.ones(200, 200))[0, 0].item()",
+        "torch.zeros(100000, dtype=torch.int64).bincount(minlength=5)",
+        "torch.tensor(list(range(100000))).add_(1).sum().item()",
+    ],
+    ids=[
+        *("small", "product", "group-norm", "lstm", "convolution", "small-convolution", "zeros"),
+        *("values", "product-of-values", "counts", "constant"),
+    ],
+)
+def test_calls_in_a_fork_do_not_wait_for_threads_that_are_gone(program: str) -> None:
+    code = [sys.executable, "-c", FORKS.replace("PROGRAM", program)]
+    ended = subprocess.run(code, capture_output=True, text=True, check=False)
     assert ended.stdout == "7\n", ended.stderr
 
 

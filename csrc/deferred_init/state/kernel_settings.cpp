@@ -1,9 +1,6 @@
 #include "kernel_settings.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cfloat>
 #include <cstdint>
 #include <type_traits>
@@ -11,6 +8,8 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/util/irange.h>
+
+#include "../../support/kernel_threads.h"
 
 namespace torchext {
 
@@ -20,11 +19,6 @@ using at::Float32Op;
 using at::Float32Precision;
 
 namespace {
-
-// The number of forks that led to this process.
-std::atomic<int> forks{0};
-[[maybe_unused]] const int counts_forks =
-    pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 
 // PyTorch has `setFlushDenormal()` but no getter. `volatile` keeps the compiler from evaluating the product.
 bool flushesDenormals() {
@@ -164,7 +158,7 @@ constexpr std::array kSettings{
 
 }  // namespace
 
-KernelSettings::KernelSettings() : forks_{forks.load(std::memory_order_relaxed)} {
+KernelSettings::KernelSettings() : forks_{countForks()} {
   static_assert(kSettings.size() == kCount);
   std::transform(kSettings.begin(), kSettings.end(), values_.begin(),
                  [](const Setting& setting) { return setting.get(); });
@@ -232,7 +226,7 @@ int KernelSettings::threads() const noexcept {
 }
 
 bool KernelSettings::wereReadBeforeFork() const noexcept {
-  return forks_ != forks.load(std::memory_order_relaxed);
+  return forks_ != countForks();
 }
 
 std::optional<std::string_view> KernelSettings::changedCudaPrecision() const {

@@ -55,8 +55,7 @@ class KernelSettings {
   KernelSettings();
 
   std::array<int, kCount> values_{};
-  // The number of forks between the first process and this one.
-  int forks_;
+  int forks_;  // `countForks()`
 };
 
 // While it lives, all settings except the number of threads are those of `wanted`. Restores them.

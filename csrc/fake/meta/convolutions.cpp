@@ -19,6 +19,7 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/Storage.h>
 
+#include "../../support/kernel_threads.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 
@@ -135,8 +136,9 @@ MemoryFormat formatOnCpu(const Convolution& convolution) {
   try {
     const Convolution on_cpu = withTensors(convolution, onCpu);
     const Convolution two_dimensional = inTwoDimensions(on_cpu);
-    return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight,
-                                                        backendOf(on_cpu));
+    at::native::ConvBackend backend{};
+    callDespiteFork([&] { backend = backendOf(on_cpu); });
+    return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight, backend);
   } catch (const c10::OutOfMemoryError&) {  // larger than the address space
     return formatOfInput(inTwoDimensions(convolution));
   }
@@ -178,6 +180,20 @@ bool isConvolution(const OperatorHandle& op) {
 bool hasFormatOfConvolution(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
   return isConvolution(op) || name == "aten::_convolution" || name == kBackward;
+}
+
+bool isSameOnOneThread(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (!isConvolution(op)) {
+    return true;
+  }
+  const Convolution convolution{arguments};
+  try {
+    const auto backend = backendOf(convolution);
+    const OneThread one_thread{true};
+    return backend == backendOf(convolution);
+  } catch (const c10::Error&) {
+    return false;
+  }
 }
 
 void checkShapesOfConvolution(ArrayRef<IValue> arguments) {

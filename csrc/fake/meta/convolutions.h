@@ -25,6 +25,9 @@ bool isConvolution(const c10::OperatorHandle& op);
 // Returns true for the operators whose results `giveMemoryFormat()` lays out.
 bool hasFormatOfConvolution(const c10::OperatorHandle& op);
 
+// Returns true if the call runs the same kernel on one thread. `ConvParams::use_mkldnn()` reads the number of threads.
+bool isSameOnOneThread(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
 // Raises the errors that PyTorch raises while choosing a library for `aten::convolution` with these arguments.
 void checkShapesOfConvolution(c10::ArrayRef<c10::IValue> arguments);
 

@@ -9,11 +9,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -23,6 +23,7 @@
 
 #include "../../support/allocation_limit.h"
 #include "../../support/held_warnings.h"
+#include "../../support/kernel_threads.h"
 #include "../../support/locks.h"
 #include "../../support/operator_table.h"
 #include "../../support/plain_tensors.h"
@@ -32,6 +33,7 @@
 #include "../cache/call_key.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
+#include "../storage/storage_memory.h"
 #include "convolutions.h"
 #include "device_rules.h"
 #include "real_results.h"
@@ -39,13 +41,6 @@
 #include "stand_ins.h"
 #include "trust.h"
 #include "written_arguments.h"
-
-// Functions of the OpenMP library that PyTorch loads, if it has one. Those of `at` also set MKL's threads in all
-// threads.
-extern "C" {
-__attribute__((weak)) void omp_set_num_threads(int);
-__attribute__((weak)) int omp_get_max_threads();
-}
 
 namespace torchext {
 
@@ -158,36 +153,15 @@ struct Outcome {
   Stack results;
 };
 
-// Keeps the kernels of a cheap trial on this thread. Waking OpenMP's threads takes longer than the trial, and after a
-// fork they are gone, so that a kernel would wait forever. Convolutions choose their kernel by the number of threads
-// (`ConvParams::use_mkldnn()`), so theirs stays.
-class OneThread {
- public:
-  OneThread(const OperatorHandle& op, const Stack& stack) {
-    const bool has_threads = at::get_num_threads() > 1;  // sets the initial number of this thread
-    if (has_threads && omp_set_num_threads != nullptr && omp_get_max_threads != nullptr && !isConvolution(op) &&
-        countElements(stack, {}) <= kCheap) {
-      previous_ = omp_get_max_threads();
-      omp_set_num_threads(1);
-    }
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(OneThread);
-  ~OneThread() {
-    if (previous_ != 0) {
-      omp_set_num_threads(previous_);
-    }
-  }
-
- private:
-  int previous_ = 0;
-};
-
 Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
   try {
     Stack stack = standInsOf(op, arguments, likeness);
     const WrittenTensors written{op, stack};
-    const OneThread one_thread{op, stack};
-    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    callDespiteFork([&] {
+      // Waking OpenMP's threads takes longer than a cheap trial.
+      const OwnComputation own{/*on_one_thread=*/countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack)};
+      op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    });
     Stack changed = written.changed();
     stack.insert(stack.end(), changed.begin(), changed.end());
     return {std::nullopt, std::move(stack)};
@@ -197,6 +171,8 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
     std::string message = error.what_without_backtrace();
     return isOutOfMemory(message) ? Outcome{} : Outcome{Refusal{std::current_exception(), std::move(message)}, {}};
   } catch (const std::bad_alloc&) {
+    return {};
+  } catch (const std::system_error&) {  // no thread
     return {};
   } catch (const std::exception& error) {
     return {Refusal{std::current_exception(), error.what()}, {}};

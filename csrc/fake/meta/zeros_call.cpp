@@ -13,12 +13,14 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/kernel_threads.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/storage_memory.h"
 
 namespace torchext {
 
@@ -195,7 +197,10 @@ bool areTensors(const OperatorHandle& op, const Stack& results) {
 bool tryCall(const OperatorHandle& op, Stack& stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   try {
-    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    callDespiteFork([&] {
+      const OwnComputation own{/*on_one_thread=*/false};
+      op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    });
     return true;
   } catch (const c10::Error&) {
     return false;

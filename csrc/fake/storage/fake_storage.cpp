@@ -179,7 +179,7 @@ bool isFakeStorage(const Storage& storage) noexcept {
   return contextOf(storage) != nullptr;
 }
 
-OwnComputation::OwnComputation() noexcept {
+OwnComputation::OwnComputation(bool on_one_thread) noexcept : one_thread_{on_one_thread} {
   ++own_computations;
 }
 

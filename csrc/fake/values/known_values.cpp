@@ -13,6 +13,7 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../support/allocation_limit.h"
+#include "../../support/kernel_threads.h"
 #include "../../support/no_observers.h"
 #include "../../support/no_warnings.h"
 #include "../../support/operator_table.h"
@@ -25,6 +26,7 @@
 #include "../calls/recording.h"
 #include "../storage/fake_factories.h"
 #include "../storage/fake_storage.h"
+#include "../storage/storage_memory.h"
 
 namespace torchext {
 
@@ -67,6 +69,7 @@ void copyValue(const Tensor& fake, const Tensor& source) {
   const bool are_plain = isPlain(fake) && isPlain(source) && holdsItsElements(source) && !fake.is_meta();
   if (!isRecording() && are_plain && fake.storage().nbytes() == source.storage().nbytes() && canBeRead(source) &&
       !hasProvenance(fake.storage())) {
+    const OwnComputation own;
     copyBytes(fake, source);
   }
 }
@@ -147,7 +150,10 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper v
   const bool counts_integers =
       countsOnlyFloats(op) && c10::isIntegralType(stack.front().toTensor().scalar_type(), false);
   if (!counts_integers) {
-    op.callBoxed(stack);
+    callDespiteFork([&] {
+      const OwnComputation own{/*on_one_thread=*/false};
+      op.callBoxed(stack);
+    });
     return stack;
   }
   const c10::ScalarType dtype = stack.front().toTensor().scalar_type();
