@@ -1,9 +1,13 @@
 #include "leases.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <map>
 #include <memory>
+#include <vector>
+
+#include <pybind11/stl.h>
 
 #include "../fake/gradient_factories.h"
 #include "../support/leases.h"
@@ -15,28 +19,34 @@ namespace torchext::python {
 
 namespace {
 
-// An autocast region is entered and left in less than a microsecond, and usually is the only holder of its lease. The
-// same holds for marked tensors in a loop. So Python provides the exchanges in advance, while no other lease replaces
-// the same functions.
-struct Exchanges {
-  pybind11::list codes;
-  pybind11::list functions;
-};
+void setActive(Lease& lease, bool is_active) {
+  lease.setActive(is_active);
+  if (&lease == &leaseOfFakes()) {
+    makeGradientsFake(is_active);
+  }
+}
 
+// An autocast region is entered and left in less than a microsecond, and usually is the only holder of its lease. The
+// same holds for marked tensors in a loop, and small modules are deferred and materialized in microseconds. So Python
+// provides the steps in advance, for the time in which no rival, which replaces the same functions, is active.
 struct Switch {
   bool is_offered = false;
-  Exchanges on;
-  Exchanges off;
+  pybind11::tuple on;
+  pybind11::tuple off;
+  std::vector<const Lease*> rivals;
 };
 
 // By lease. Leaked: holders may be destroyed while the process ends.
-std::map<const Lease*, Switch>& switches() {
-  static auto* all = new std::map<const Lease*, Switch>;
+std::map<Lease*, Switch>& switches() {
+  static auto* all = new std::map<Lease*, Switch>;
   return *all;
 }
 
-void offerSwitch(Lease& lease, const pybind11::tuple& on, const pybind11::tuple& off) {
-  switches()[&lease] = {true, {on[0], on[1]}, {off[0], off[1]}};
+void offerSwitch(Lease& lease,
+                 const pybind11::tuple& on,
+                 const pybind11::tuple& off,
+                 const std::vector<const Lease*>& rivals) {
+  switches()[&lease] = {true, on, off, rivals};
 }
 
 void withdrawSwitches() {
@@ -45,21 +55,30 @@ void withdrawSwitches() {
   }
 }
 
-// Settles `lease` at once by the exchanges that Python provided. Returns false if it provided none.
+// Settles `lease` at once by the steps that Python provided. Returns false if `settle()` must be called.
 bool switchLease(Lease& lease, bool is_wanted) noexcept {
   const auto found = switches().find(&lease);
   if (found == switches().end() || !found->second.is_offered) {
     return false;
   }
+  const auto& rivals = found->second.rivals;
+  if (std::any_of(rivals.begin(), rivals.end(), [](const Lease* rival) { return rival->isActive(); })) {
+    return false;
+  }
   try {
-    const Exchanges exchanges = is_wanted ? found->second.on : found->second.off;  // may be replaced while they run
-    replaceFunctions(exchanges.functions);
-    exchangeCodes(exchanges.codes);
+    const pybind11::tuple steps = is_wanted ? found->second.on : found->second.off;  // may be replaced while they run
+    exchange(steps);
+    setActive(lease, is_wanted);
   } catch (const std::exception&) {
     return false;  // settling the lease raises the error again
   }
-  lease.setActive(is_wanted);
-  return true;
+  return lease.isHeld() == is_wanted;  // a garbage collection may have run other code
+}
+
+// Returns true if the functions are replaced.
+bool hold(Lease& lease) {
+  lease.hold();
+  return lease.isActive() || switchLease(lease, true);
 }
 
 // Whether a call that settles leases is pending in the interpreter.
@@ -68,6 +87,13 @@ std::atomic<bool> is_pending{false};
 int settleWhenAsked(void* /*unused*/) {
   is_pending = false;
   const pybind11::gil_scoped_acquire gil;
+  const bool are_settled = std::all_of(switches().begin(), switches().end(), [](const auto& entry) {
+    Lease& lease = *entry.first;
+    return lease.isActive() == lease.isHeld() || switchLease(lease, lease.isHeld());
+  });
+  if (are_settled) {
+    return 0;
+  }
   try {
     pybind11::reinterpret_borrow<pybind11::object>(provided(Provided::kSettleLeases))(false);
   } catch (pybind11::error_already_set& error) {
@@ -90,13 +116,6 @@ void settleLeasesSoon(Lease& lease) {
   }
 }
 
-void setActive(Lease& lease, bool is_active) {
-  lease.setActive(is_active);
-  if (&lease == &leaseOfFakes()) {
-    makeGradientsFake(is_active);
-  }
-}
-
 }  // namespace
 
 bool settleLeases() {
@@ -113,7 +132,7 @@ void bindLeases(pybind11::module_& module) {
   setLeaseListener(&settleLeasesSoon);
   pybind11::class_<Lease, std::unique_ptr<Lease, pybind11::nodelete>>(module, "Lease")
       .def(pybind11::init([] { return new Lease; }))  // never freed: one per feature
-      .def("hold", &Lease::hold)
+      .def("hold", &hold)
       .def("release", &Lease::release)
       .def("is_held", &Lease::isHeld)
       .def("is_active", &Lease::isActive)

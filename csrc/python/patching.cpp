@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -385,16 +386,17 @@ Slot& slotOf(PyObject* function) {
   if (isType(function)) {
     function = reinterpret_cast<PyObject*>(ownerOfNew(asType(function)));
   }
-  std::size_t index = 0;
-  for (; index < kSlots && slots().at(index).function != nullptr; ++index) {
-    if (slots().at(index).function == function) {
-      return slots().at(index);
-    }
+  static auto* known = new std::unordered_map<PyObject*, std::size_t>;
+  const auto found = known->find(function);
+  if (found != known->end()) {
+    return slots().at(found->second);
   }
+  const std::size_t index = known->size();
   if (index == kSlots) {
     throw pybind11::value_error("No slot is left for a replaced function. Raise kSlots in patching.cpp.");
   }
   fill(slots().at(index), index, function);
+  known->emplace(function, index);
   return slots().at(index);
 }
 
@@ -482,23 +484,31 @@ PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize
 
 }  // namespace
 
-void exchangeCodes(const pybind11::list& steps) {
-  static PyObject* const name = PyUnicode_InternFromString("__code__");
-  for (const pybind11::handle step : steps) {
-    PyObject* const function = PyTuple_GET_ITEM(step.ptr(), 0);
-    if (PyFunction_GetCode(function) == PyTuple_GET_ITEM(step.ptr(), 1) &&
-        PyObject_SetAttr(function, name, PyTuple_GET_ITEM(step.ptr(), 2)) != 0) {
+// Callees before their callers.
+void exchange(const pybind11::tuple& steps) {
+  const auto item = [](pybind11::handle step, Py_ssize_t i) {
+    return pybind11::reinterpret_borrow<pybind11::object>(PyTuple_GET_ITEM(step.ptr(), i));
+  };
+  const auto set = [](const pybind11::object& owner, const pybind11::object& name, const pybind11::object& value) {
+    PyObject* const given = value.is(pybind11::ellipsis()) ? nullptr : value.ptr();  // null deletes
+    if (PyObject_SetAttr(owner.ptr(), name.ptr(), given) != 0) {
       throw pybind11::error_already_set();
     }
+  };
+  for (const pybind11::handle step : pybind11::list(steps[0])) {
+    const pybind11::object found = item(step, 0).attr("__dict__").attr("get")(item(step, 1), pybind11::ellipsis());
+    if (found.is(item(step, 2))) {
+      set(item(step, 0), item(step, 1), item(step, 3));
+    }
   }
-}
-
-void replaceFunctions(const pybind11::list& steps) {
-  for (const pybind11::handle step : steps) {
-    const auto of = [&step](Py_ssize_t i) {
-      return pybind11::reinterpret_borrow<pybind11::object>(PyTuple_GET_ITEM(step.ptr(), i));
-    };
-    replaceFunction(of(0), of(1), of(2).cast<unsigned>());
+  for (const pybind11::handle step : pybind11::list(steps[1])) {
+    replaceFunction(item(step, 0), item(step, 1), item(step, 2).cast<unsigned>());
+  }
+  const pybind11::str name{"__code__"};
+  for (const pybind11::handle step : pybind11::list(steps[2])) {
+    if (PyFunction_GetCode(PyTuple_GET_ITEM(step.ptr(), 0)) == PyTuple_GET_ITEM(step.ptr(), 1)) {
+      set(item(step, 0), name, item(step, 2));
+    }
   }
 }
 
@@ -510,8 +520,7 @@ void bindPatching(pybind11::module_& module) {
                               "is_about(concerns: int, *arguments) -> bool"};
   addFunction(module, is_about);
   module.def("original_of", &originalOf);
-  module.def("replace_functions", &replaceFunctions);
-  module.def("exchange_codes", &exchangeCodes);
+  module.def("exchange", &exchange);
 }
 
 }  // namespace torchext::python

@@ -8,10 +8,8 @@
 
 namespace torchext::python {
 
-// For each (C function, replacement or None, concerns): NOTE [Replaced C functions]. `None` restores the original.
-void replaceFunctions(const pybind11::list& steps);
-
-// For each (Python function, expected code, new code): sets the code, unless the current code is not the expected one.
-void exchangeCodes(const pybind11::list& steps);
+// Runs a `Steps` of torchext/tools/patching.py, which describes them: NOTE [Replaced C functions]. Runs no Python code,
+// so no other thread sees a part of the steps done, unless an attribute of a class with an own `__setattr__` is set.
+void exchange(const pybind11::tuple& steps);
 
 }  // namespace torchext::python

@@ -16,7 +16,7 @@ import torch._compile
 
 from ..tools.imports import when_imported
 from ..tools.leases import while_fakes_live
-from ..tools.patching import Patchable, Steps, patching_lock
+from ..tools.patching import Patch, Patchable, Steps, patching_lock
 
 __all__: list[str] = []
 
@@ -32,7 +32,7 @@ def _call_directly() -> None:
     patch = while_fakes_live.patch(
         torch._compile,
         "_disable_dynamo",
-        lambda original: original,
+        partial,  # nothing calls it
         "the first call of a function that it wraps imports Dynamo",
         patchable=_Wrapped(),
     )
@@ -41,25 +41,21 @@ def _call_directly() -> None:
 
 
 class _Wrapped(Patchable):
-    """The wrapped functions that were not called."""
+    """The attribute of the wrapped functions that were not called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(own=...)
         self.function = None
         self.original = torch._compile._disable_dynamo
         self._functions = list(_disabled_functions())
 
-    def _exchange(self, replacement: object, steps: Steps) -> None:
-        steps.others.append(self._restore if replacement is None else self._mark)
+    def _make(self, patches: tuple[Patch, ...], function: object, concerns: int, is_traced: bool) -> None:
+        """Make nothing: each function gets itself."""
 
-    def _mark(self) -> None:
+    def _exchange(self, wanted: object, steps: Steps) -> None:
         for function in self._functions:
-            vars(function).setdefault(CACHE, function)
-
-    def _restore(self) -> None:
-        for function in self._functions:
-            if vars(function).get(CACHE) is function:
-                delattr(function, CACHE)
+            before, after = (function, ...) if wanted is ... else (..., function)
+            steps.attributes.append((function, CACHE, before, after))
 
 
 def _disabled_functions() -> Iterator[Callable[..., Any]]:

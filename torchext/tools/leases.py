@@ -7,8 +7,7 @@ holder of the lease and removed after the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import _C
@@ -32,7 +31,7 @@ class Lease:
         self._declarations: list[Callable[[], None]] = []
         self._is_settling = False
         self._patchables: dict[Patchable, None] = {}  # the targets of the patches
-        self._alone: dict[bool, Steps] = {}  # precomputed steps, valid while no other lease patches the same targets
+        self._alone: dict[bool, Steps] = {}  # valid while no other active lease patches the same targets
         leases.append(self)
 
     @property
@@ -79,6 +78,7 @@ class Lease:
             patchable: The target, if it is not the attribute itself.
         """
         with patching_lock:
+            _C.withdraw_switches()  # otherwise another thread may remove the patches now
             patch = Patch(
                 owner,
                 name,
@@ -93,20 +93,20 @@ class Lease:
             self.patches.append(patch)
             self._patchables[patch.patchable] = None
             self._alone.clear()
-            _C.withdraw_switches()
             if self.is_active:
-                self._plan([patch.patchable], is_wanted=True).run()
+                _C.exchange(self._plan([patch.patchable], is_wanted=True))
             return patch
 
     def withdraw(self, patches: list[Patch]) -> None:
         """Remove patches, and forget that they were declared."""
         with patching_lock:
+            _C.withdraw_switches()
             self.patches = [patch for patch in self.patches if patch not in patches]
             for patch in patches:
                 patch.patchable.declared.remove(patch)
             self._patchables = dict.fromkeys(patch.patchable for patch in self.patches)
             self._alone.clear()
-            self._plan([patch.patchable for patch in patches], self.is_active).run()
+            _C.exchange(self._plan([patch.patchable for patch in patches], self.is_active))
 
     def declared(self) -> list[Patch]:
         """Return all patches of the lease, installed or not."""
@@ -125,14 +125,15 @@ class Lease:
                     raise
                 del self._declarations[0]
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> Lease:
         """Hold the lease in the block."""
+        return self
+
+    def __enter__(self) -> None:
         self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def token(self) -> object:
         """Return an object that holds the lease as long as it lives."""
@@ -140,8 +141,7 @@ class Lease:
 
     def acquire(self) -> None:
         """Hold the lease until the matching `release()`."""
-        self._count.hold()
-        if self.is_active and not self._is_settling:  # nothing to install, and no other thread removes the patches
+        if self._count.hold() and not self._is_settling:  # installed, and no other thread removes the patches
             return
         try:
             self.settle()
@@ -152,7 +152,7 @@ class Lease:
     def release(self) -> None:
         """Undo one `acquire()`."""
         self._count.release()
-        if not self._count.is_held():
+        if not self.is_settled:
             self.settle()
 
     def settle(self) -> None:
@@ -177,38 +177,39 @@ class Lease:
 
     def _put_in_place(self, is_wanted: bool) -> None:
         _C.withdraw_switches()
-        self._steps(is_wanted).run()
+        is_alone = not any(rival.is_active for rival in self._rivals())
+        _C.exchange(self._steps_alone(is_wanted) if is_alone else self._plan(self._patchables, is_wanted))
         self._count.set_active(is_wanted)
-        for lease in (while_marks_live, while_autocasting):
-            lease.offer_switch()
+        for lease in leases:
+            if not lease._declarations:
+                lease._offer_switch()
 
-    def offer_switch(self) -> None:
-        """Let the core install and remove the patches alone, while no other lease patches the same targets."""
-        if self._declarations or self._do_others_replace_the_same():
-            return
-        on, off = self._steps(True), self._steps(False)
-        for step in on.others:  # sets the replacements that the code objects will call
-            step()
-        _C.offer_switch(self._count, (on.codes, on.functions), (off.codes, off.functions))
+    def _offer_switch(self) -> None:
+        """Let the core install and remove the patches alone, while no rival is active."""
+        rivals = [rival._count for rival in self._rivals()]
+        _C.offer_switch(self._count, self._steps_alone(True), self._steps_alone(False), rivals)
 
-    def _steps(self, is_wanted: bool) -> Steps:
-        """Return the steps that install or remove all patches. Planning is slow, so they are cached."""
-        if self._do_others_replace_the_same():
-            return self._plan(self._patchables, is_wanted)
+    def _rivals(self) -> list[Lease]:
+        """Return the other leases that patch the same targets."""
+        return [
+            other for other in leases if other is not self and not self._patchables.keys().isdisjoint(other._patchables)
+        ]
+
+    def _steps_alone(self, is_wanted: bool) -> Steps:
+        """Return the steps that install or remove all patches while no rival is active. Cached: planning is slow."""
         if is_wanted not in self._alone:
-            self._alone[is_wanted] = self._plan(self._patchables, is_wanted)
+            self._alone[is_wanted] = self._plan(self._patchables, is_wanted, is_alone=True)
+            if is_wanted:
+                self._alone.pop(False, None)  # does not remove what has just been made
         return self._alone[is_wanted]
 
-    def _do_others_replace_the_same(self) -> bool:
-        others = (lease for lease in leases if lease is not self and lease.is_active)
-        return any(not self._patchables.keys().isdisjoint(other._patchables) for other in others)
-
-    def _plan(self, patchables: Iterable[Patchable], is_wanted: bool) -> Steps:
-        """Return steps that install or remove our patches of `patchables`. Patches of other leases stay."""
-        steps = Steps()
+    def _plan(self, patchables: Iterable[Patchable], is_wanted: bool, is_alone: bool = False) -> Steps:
+        """Return steps that install or remove our patches of `patchables`. Installed ones of other leases stay."""
+        steps = Steps([], [], [])
         for patchable in patchables:
             ours = [patch for patch in patchable.declared if patch.lease is self._count] if is_wanted else []
-            patchable.plan((*self._others_in_place(patchable), *ours), steps)
+            others = [] if is_alone else self._others_in_place(patchable)
+            patchable.plan((*others, *ours), steps)
         return steps
 
     def _others_in_place(self, patchable: Patchable) -> list[Patch]:

@@ -17,8 +17,7 @@ import enum
 import inspect
 import traceback
 from collections.abc import Callable
-from functools import partial, update_wrapper
-from inspect import getattr_static
+from functools import update_wrapper
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -150,32 +149,19 @@ class _Lock:
 patching_lock = _Lock()
 
 
-class _Replacement(NamedTuple):
-    function: Function
-    concerns: int
-    is_traced: bool
-
-
-class Steps:
+class Steps(NamedTuple):
     """Replacements that are done in one batch, because there are many each time.
 
-    Attributes:
-        codes: Python functions, the code that each must have to be changed, and the new code.
-        functions: C functions, their replacements (None for the original), and the calls that these concern.
-        others: Other steps.
+    A step on an attribute or on code changes nothing if the present value is not the expected one: other code has
+    replaced it then.
     """
 
-    def __init__(self) -> None:
-        self.codes: list[tuple[FunctionType, CodeType, CodeType]] = []
-        self.functions: list[tuple[object, Function | None, int]] = []
-        self.others: list[Callable[[], None]] = []
-
-    def run(self) -> None:
-        """Run all steps, callees before their callers."""
-        for step in self.others:
-            step()
-        _C.replace_functions(self.functions)
-        _C.exchange_codes(self.codes)
+    attributes: list[tuple[object, str, object, object]]
+    """Modules, classes or functions, names, the expected values, and the new values; `...` if there is no attribute."""
+    functions: list[tuple[object, Function | None, int]]
+    """C functions, their replacements (None for the original), and the calls that these concern."""
+    codes: list[tuple[FunctionType, CodeType, CodeType]]
+    """Python functions, the expected code, and the new code."""
 
 
 class Patchable:
@@ -190,70 +176,66 @@ class Patchable:
     function: Any
     original: Function
 
-    def __init__(self) -> None:
+    def __init__(self, own: Any) -> None:
         self.declared: list[Patch] = []
-        self._made: dict[tuple[Patch, ...], _Replacement] = {}
+        self._own = own  # the part that is exchanged
+        self._made: dict[tuple[Patch, ...], Any] = {}  # what it is exchanged for; slow to make
 
     def plan(self, patches: tuple[Patch, ...], steps: Steps) -> None:
         """Add steps that install exactly `patches`, regardless of the installed ones."""
-        self._exchange((self._made.get(patches) or self._make(patches)) if patches else None, steps)
+        if patches and patches not in self._made:
+            function = self.original
+            is_traced = any(patch.is_traced for patch in patches)
+            concerns = 0
+            for patch in patches:
+                function = patch.make(function)
+                concerns |= patch.concerns
+                if isinstance(function, FunctionType) and not is_traced:
+                    skip_frames(function.__code__)
+            self._made[patches] = self._make(patches, function, concerns, is_traced)
+        self._exchange(self._made[patches] if patches else self._own, steps)
 
-    def _make(self, patches: tuple[Patch, ...]) -> _Replacement:
-        function = self.original
-        is_traced = any(patch.is_traced for patch in patches)
-        concerns = 0
-        for patch in patches:
-            function = patch.make(function)
-            concerns |= patch.concerns
-            if isinstance(function, FunctionType) and not is_traced:
-                skip_frames(function.__code__)
-        self._made[patches] = _Replacement(function, concerns, is_traced)
-        return self._made[patches]
-
-    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        """Add steps that make calls go to `replacement`, or to the original."""
+    def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> Any:
+        """Return what `_own` is exchanged for, so that calls go to `function`."""
         raise NotImplementedError
+
+    def _exchange(self, wanted: Any, steps: Steps) -> None:
+        """Add steps that put `wanted` in place of `_own`, or of anything made before."""
+        raise NotImplementedError
+
+    def _others(self, wanted: Any) -> list[Any]:
+        return [other for other in (self._own, *self._made.values()) if other is not wanted]
 
 
 class _PythonFunction(Patchable):
     def __init__(self, function: FunctionType) -> None:
-        super().__init__()
+        super().__init__(function.__code__)
         self.function = function
         self.original = _copy_of(function)
-        self._code = function.__code__
-        self._forwarding: dict[tuple[int, bool], CodeType] = {}  # slow to make
-        self._index = len(replacements)
-        replacements.append(self.original)
+
+    def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> CodeType:
+        replacements.append(function)
         originals.append(self.original)
+        return _forwarding_code(self.function, self._own, len(originals) - 1, concerns, is_traced)
 
-    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        # The original stays callable through the index, for calls in progress and for copies of the code.
-        called = self.original if replacement is None else replacement.function
-        steps.others.append(partial(replacements.__setitem__, self._index, called))
-        code = self._code if replacement is None else self._code_for(replacement.concerns, replacement.is_traced)
-        for before in (self._code, *self._forwarding.values()):
-            if before is not code:
-                steps.codes.append((self.function, before, code))
-
-    def _code_for(self, concerns: int, is_traced: bool) -> CodeType:
-        key = concerns, is_traced
-        if key not in self._forwarding:
-            self._forwarding[key] = _forwarding_code(self.function, self._code, self._index, concerns, is_traced)
-        return self._forwarding[key]
+    def _exchange(self, wanted: CodeType, steps: Steps) -> None:
+        steps.codes.extend((self.function, other, wanted) for other in self._others(wanted))
 
 
 class _CFunction(Patchable):
     def __init__(self, function: object) -> None:
-        super().__init__()
+        super().__init__((None, 0))
         self.function = function
         self._replaced = function
         self.original = _C.original_of(function)
         if isinstance(function, GetSetDescriptorType):
             self.original = self.original.__get__
 
-    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        called, concerns = (None, 0) if replacement is None else (replacement.function, replacement.concerns)
-        steps.functions.append((self._replaced, called, concerns))
+    def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> Any:
+        return function, concerns
+
+    def _exchange(self, wanted: tuple[Function | None, int], steps: Steps) -> None:
+        steps.functions.append((self._replaced, *wanted))
 
 
 class _Constructor(_CFunction):
@@ -263,75 +245,42 @@ class _Constructor(_CFunction):
         self._replaced = self.original.__self__  # type: ignore[attr-defined]  # the type that has the slot
 
 
-class _Attribute(Patchable):
-    def __init__(self, owner: Any, name: str) -> None:
-        super().__init__()
-        self.function = None
-        self._owner = owner
-        self._name = name
-        self._own = vars(owner).get(name)
-        self.original = getattr(owner, name)
-        self._called = self.original
-        self._concerns = int(Concerns.ALL)
-        self._ours = self._make_ours()
-
-    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        steps.others.append(self._restore if replacement is None else partial(self._replace, replacement))
-
-    def _replace(self, replacement: _Replacement) -> None:
-        self._called, self._concerns = replacement.function, replacement.concerns
-        if vars(self._owner).get(self._name) is self._own:  # otherwise other code has replaced it
-            setattr(self._owner, self._name, self._ours)
-
-    def _restore(self) -> None:
-        self._called = self.original  # for code that still holds ours
-        # The first test is the same for most owners, and much faster.
-        if vars(self._owner).get(self._name) is not self._ours and (
-            getattr_static(self._owner, self._name) is not self._ours
-        ):
-            return
-        if self._own is None:
-            delattr(self._owner, self._name)
-        else:
-            setattr(self._owner, self._name, self._own)
-
-    def _make_ours(self) -> Any:
-        def function(*args: Any, **kwargs: Any) -> Any:
-            called = self._called if is_about(self._concerns, *args, *kwargs.values()) else self.original
-            return called(*args, **kwargs)
-
-        update_wrapper(function, self.original)
-        # Needed by pickle.
-        if isinstance(self._owner, type):
-            function.__module__ = self._owner.__module__
-            function.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
-        return function
-
-
 class _Value(Patchable):
     """An attribute that is not callable. Its replacement is made from its value."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        super().__init__()
+        super().__init__(vars(owner).get(name, ...))
         self.function = None
         self._owner = owner
         self._name = name
-        self.original = self._value = getattr(owner, name)
+        self.original = getattr(owner, name)
 
-    def _exchange(self, replacement: _Replacement | None, steps: Steps) -> None:
-        value = self.original if replacement is None else replacement.function
-        steps.others.append(partial(self._set, value))
+    def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> Any:
+        return function
 
-    def _set(self, value: Any) -> None:
-        if vars(self._owner).get(self._name) is self._value:  # otherwise other code has replaced it
-            setattr(self._owner, self._name, value)
-            self._value = value
+    def _exchange(self, wanted: Any, steps: Steps) -> None:
+        steps.attributes.extend((self._owner, self._name, other, wanted) for other in self._others(wanted))
+
+
+class _Attribute(_Value):
+    def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> Any:
+        def ours(*args: Any, **kwargs: Any) -> Any:
+            # Other code may still hold this function after the patches are removed.
+            is_wanted = any(patch.is_installed for patch in patches) and is_about(concerns, *args, *kwargs.values())
+            return (function if is_wanted else self.original)(*args, **kwargs)
+
+        update_wrapper(ours, self.original)
+        # Needed by pickle.
+        if isinstance(self._owner, type):
+            ours.__module__ = self._owner.__module__
+            ours.__qualname__ = f"{self._owner.__qualname__}.{self._name}"
+        return ours
 
 
 _patchables: dict[object, Patchable] = {}
 
-# Indexed by `_PythonFunction._index`. The code that forwards calls reads these lists and outlives this module if it is
-# imported again, so the lists of the first import are kept.
+# The code that forwards calls reads these lists, by the index in it. It outlives this module if this is imported again,
+# so the lists of the first import are kept.
 replacements: list[Function] = vars(_C).setdefault("__replacements__", [])
 originals: list[Function] = vars(_C).setdefault("__originals__", [])
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
