@@ -29,9 +29,7 @@ std::uint32_t versionOf(const Tensor& tensor) {
 }  // namespace
 
 Retained::Retained(const Storage& recorded, const std::vector<Tensor>& tensors)
-    : value_{std::dynamic_pointer_cast<StorageValue>(provenanceOf(recorded))},
-      nbytes_{recorded.nbytes()},
-      current_{recorded.getWeakStorageImpl()} {
+    : value_{valueOf(recorded)}, nbytes_{recorded.nbytes()}, current_{recorded.getWeakStorageImpl()} {
   for (const Tensor& tensor : tensors) {
     holders_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>{tensor.getIntrusivePtr()}, Geometry::of(tensor)});
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -10,6 +11,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorGeometry.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 
@@ -190,6 +192,11 @@ Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
   if (recycled != nullptr && nbytes >= kMinRecycledBytes && device.is_cpu() && !is_pinned) {
     return recycled->makeStorage(nbytes);
   }
+  if (nbytes < kMinRecycledBytes && device.is_cpu() && !is_pinned &&
+      !at::globalContext().deterministicAlgorithms()) {  // as `at::empty()`, without the dispatcher
+    c10::Allocator* const allocator = c10::GetCPUAllocator();
+    return {c10::Storage::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, /*resizable=*/true};
+  }
   const auto options = at::TensorOptions().dtype(c10::kByte).device(device).pinned_memory(is_pinned);
   const Tensor bytes = at::empty({static_cast<int64_t>(nbytes)}, options);
   if (device.is_cpu() && !is_pinned) {
@@ -239,15 +246,20 @@ bool isSameValue(const StorageValue& a, const StorageValue& b) {
   return &a == &b || (a.writer() != nullptr && a.writer() == b.writer() && a.output() == b.output());
 }
 
+StorageValuePtr valueOf(const Storage& storage) {
+  std::shared_ptr<Provenance> provenance = provenanceOf(storage);
+  // Faster than a dynamic cast. The class is final.
+  const bool is_value = provenance != nullptr && typeid(*provenance) == typeid(StorageValue);
+  return is_value ? std::static_pointer_cast<StorageValue>(std::move(provenance)) : nullptr;
+}
+
 StorageValuePtr valueOf(const at::TensorBase& tensor) {
   // NOTE [Sparse fakes]: they have no storage and are not recorded.
-  return isFake(tensor) && tensor.has_storage()
-             ? std::dynamic_pointer_cast<StorageValue>(provenanceOf(tensor.storage()))
-             : nullptr;
+  return isFake(tensor) && tensor.has_storage() ? valueOf(tensor.storage()) : nullptr;
 }
 
 void setValue(const Storage& storage, StorageValuePtr value) {
-  if (const auto before = std::dynamic_pointer_cast<StorageValue>(provenanceOf(storage)); before != value && before) {
+  if (const StorageValuePtr before = valueOf(storage); before != value && before) {
     before->supersede();
   }
   setProvenance(storage, std::move(value), DispatchKeySet{DispatchKey::DeferredInit});

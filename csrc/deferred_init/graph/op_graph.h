@@ -206,7 +206,8 @@ using StorageValuePtr = std::shared_ptr<StorageValue>;
 // Returns true if both are the same output of the same operator, or the same constant.
 bool isSameValue(const StorageValue& a, const StorageValue& b);
 
-// Returns the value that `tensor` shows, or null if its bytes were never recorded.
+// Returns the value of `storage`, or the one that `tensor` shows. Null if the bytes were never recorded.
+StorageValuePtr valueOf(const c10::Storage& storage);
 StorageValuePtr valueOf(const at::TensorBase& tensor);
 
 // Sets the value of `storage`, which is fake. Its tensors are deferred from now on.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include <c10/util/irange.h>
 
@@ -38,7 +39,7 @@ ByteSet::ByteSet(std::size_t begin, std::size_t end) {
   }
 }
 
-ByteSet ByteSet::joined(const std::vector<Run>& runs) {
+ByteSet ByteSet::joined(c10::ArrayRef<Run> runs) {
   ByteSet set;
   for (const Run& run : runs) {
     if (!set.runs_.empty() && run.first <= set.runs_.back().second) {
@@ -63,7 +64,11 @@ std::optional<ByteSet> ByteSet::ofElements(c10::IntArrayRef sizes,
     length += (dimensions.back().size - 1) * dimensions.back().stride;
     dimensions.pop_back();
   }
-  std::vector<std::size_t> begins{static_cast<std::size_t>(storage_offset) * itemsize};
+  const auto first = static_cast<std::size_t>(storage_offset) * itemsize;
+  if (dimensions.empty()) {
+    return ByteSet{first, first + length};
+  }
+  std::vector<std::size_t> begins{first};
   for (const Dimension& dimension : dimensions) {
     if (dimension.size > kMaxRuns / begins.size()) {
       return std::nullopt;
@@ -90,6 +95,10 @@ void ByteSet::add(const ByteSet& other) {
   if (other.isEmpty()) {
     return;
   }
+  if (isEmpty()) {
+    runs_ = other.runs_;
+    return;
+  }
   std::vector<Run> runs;
   runs.reserve(runs_.size() + other.runs_.size());
   std::merge(runs_.begin(), runs_.end(), other.runs_.begin(), other.runs_.end(), std::back_inserter(runs));
@@ -97,13 +106,13 @@ void ByteSet::add(const ByteSet& other) {
 }
 
 void ByteSet::remove(const ByteSet& other) {
-  std::vector<Run> left;
-  auto cut = other.runs_.begin();
+  decltype(runs_) left;
+  const auto* cut = other.runs_.begin();
   for (Run run : runs_) {
     while (cut != other.runs_.end() && cut->second <= run.first) {
       ++cut;
     }
-    for (auto next = cut; next != other.runs_.end() && next->first < run.second; ++next) {
+    for (const auto* next = cut; next != other.runs_.end() && next->first < run.second; ++next) {
       if (run.first < next->first) {
         left.emplace_back(run.first, next->first);
       }
@@ -117,8 +126,8 @@ void ByteSet::remove(const ByteSet& other) {
 }
 
 bool ByteSet::overlaps(const ByteSet& other) const {
-  auto own = runs_.begin();
-  auto its = other.runs_.begin();
+  const auto* own = runs_.begin();
+  const auto* its = other.runs_.begin();
   while (own != runs_.end() && its != other.runs_.end()) {
     if (own->first < its->second && its->first < own->second) {
       return true;

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 namespace torchext {
 
@@ -42,10 +42,10 @@ class ByteSet {
   using Run = std::pair<std::size_t, std::size_t>;
 
   // Makes a set of runs in order, which may touch or overlap.
-  static ByteSet joined(const std::vector<Run>& runs);
+  static ByteSet joined(c10::ArrayRef<Run> runs);
 
-  // Not empty, in order, separated by bytes that are not in the set.
-  std::vector<Run> runs_;
+  // Not empty, in order, separated by bytes that are not in the set. Mostly one.
+  c10::SmallVector<Run, 1> runs_;
 };
 
 }  // namespace torchext

@@ -78,7 +78,7 @@ std::uint32_t repeatsAfterConstruction(const c10::Storage& storage, const Geomet
   if (c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit)) {
     return 0;
   }
-  const auto before = std::dynamic_pointer_cast<StorageValue>(provenanceOf(storage));
+  const StorageValuePtr before = valueOf(storage);
   if (before == nullptr) {
     return 1;
   }
@@ -276,9 +276,8 @@ bool RecordedCall::isPythonsFirst() const {
 
 void RecordedCall::inspectArguments() {
   for (const auto i : c10::irange(num_arguments_)) {
-    const bool is_written = writesArgument(op_, stack_, i);
     forEachTensor(torch::jit::peek(stack_, i, num_arguments_),
-                  [&](const Tensor& tensor) { inspectTensor(tensor, is_written); });
+                  [&](const Tensor& tensor) { inspectTensor(tensor, writesArgument(op_, stack_, i)); });
   }
   if (has_deferred_ && has_foreign_fake_) {
     refuseToMixFakes(op_, topOf(stack_, num_arguments_));
@@ -501,12 +500,12 @@ std::vector<PendingWrite> RecordedCall::writtenArguments() const {
   std::vector<PendingWrite> written;
   std::uint32_t position = 0;
   for (const auto i : c10::irange(num_arguments_)) {
-    const bool is_written = writesArgument(op_, stack_, i);
     const auto visit = [&](const Tensor& tensor) {
       const auto writes_too = [&tensor](const PendingWrite& other) {
         return isSameStorage(other.storage, tensor.storage());
       };
-      if (is_written && valueOf(tensor) != nullptr && std::none_of(written.begin(), written.end(), writes_too)) {
+      if (writesArgument(op_, stack_, i) && valueOf(tensor) != nullptr &&
+          std::none_of(written.begin(), written.end(), writes_too)) {
         written.push_back({position, tensor, tensor.storage(), tensor.storage().nbytes()});
       }
       ++position;

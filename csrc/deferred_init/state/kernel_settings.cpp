@@ -189,7 +189,10 @@ std::vector<std::pair<std::string_view, int>> KernelSettings::list() const {
   return listed;
 }
 
-KernelSettingsGuard::KernelSettingsGuard(const KernelSettings& wanted) {
+KernelSettingsGuard::KernelSettingsGuard(const KernelSettings& wanted, const KernelSettings& now) {
+  if (now.values_ == wanted.values_) {
+    return;
+  }
   try {
     change(wanted);
   } catch (...) {

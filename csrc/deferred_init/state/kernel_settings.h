@@ -58,10 +58,11 @@ class KernelSettings {
   int forks_;  // `countForks()`
 };
 
-// While it lives, all settings except the number of threads are those of `wanted`. Restores them.
+// While it lives, all settings except the number of threads are those of `wanted`. Restores them. `now` are the present
+// settings.
 class KernelSettingsGuard {
  public:
-  explicit KernelSettingsGuard(const KernelSettings& wanted);
+  KernelSettingsGuard(const KernelSettings& wanted, const KernelSettings& now);
   C10_DISABLE_COPY_AND_ASSIGN(KernelSettingsGuard);
   ~KernelSettingsGuard();
 

@@ -1,5 +1,7 @@
 #include "real_dispatch.h"
 
+#include <utility>
+
 #include <c10/core/DefaultDtype.h>
 
 #include "../../fake/calls/hidden_keys.h"
@@ -29,11 +31,6 @@ void setDtypes(const ThreadState& state) {
   for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
     autocast::set_autocast_dtype(kAutocastDevices[i], state.autocast_dtypes[i]);
   }
-}
-
-ThreadState withoutGradients(ThreadState state) {
-  state.grad_mode = false;
-  return state;
 }
 
 }  // namespace
@@ -83,14 +80,13 @@ NoFunctionModes::~NoFunctionModes() {
   }
 }
 
-RealDispatch::RealDispatch() : RealDispatch(withoutGradients(ThreadState::current())) {}
-
-RealDispatch::RealDispatch(const ThreadState& state)
-    : previous_{ThreadState::current()},
-      keys_{state.keys.included_ - kSkipped, state.keys.excluded_ | kSkipped},
-      grad_mode_{state.grad_mode},
-      settings_{*state.settings} {
-  setDtypes(state);
+RealDispatch::RealDispatch(ThreadState now, const ThreadState* state)
+    : previous_{std::move(now)},
+      keys_{(state != nullptr ? *state : previous_).keys.included_ - kSkipped,
+            (state != nullptr ? *state : previous_).keys.excluded_ | kSkipped},
+      grad_mode_{state != nullptr && state->grad_mode},
+      settings_{state != nullptr ? *state->settings : *previous_.settings, *previous_.settings} {
+  setDtypes(state != nullptr ? *state : previous_);
 }
 
 RealDispatch::~RealDispatch() {

@@ -58,13 +58,16 @@ class NoFunctionModes {
 class RealDispatch {
  public:
   // Keeps the present state, without gradients.
-  RealDispatch();
-  explicit RealDispatch(const ThreadState& state);
+  RealDispatch() : RealDispatch(ThreadState::current(), nullptr) {}
+  explicit RealDispatch(const ThreadState& state) : RealDispatch(ThreadState::current(), &state) {}
   C10_DISABLE_COPY_AND_ASSIGN(RealDispatch);
   ~RealDispatch();
 
  private:
-  ThreadState previous_;
+  // Null `state` stands for `now` without gradients.
+  RealDispatch(ThreadState now, const ThreadState* state);
+
+  const ThreadState previous_;
   c10::impl::ForceDispatchKeyGuard keys_;
   c10::AutoGradMode grad_mode_;
   NoFunctionModes no_modes_;
