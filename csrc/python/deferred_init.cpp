@@ -9,14 +9,18 @@
 #include "../deferred_init/recording_digest.h"
 #include "../deferred_init/retained.h"
 #include "../deferred_init/state/kernel_settings.h"
+#include "../fake/fake.h"
 #include "../marks/source_lines.h"
+#include "../support/leases.h"
 #include "../support/recycled_memory.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -46,6 +50,45 @@ void materializeTensors(const Tensors& placed,
   };
   const pybind11::gil_scoped_release no_gil;
   raisingOwnClass([&] { materialize(placed, others, {{device, dtype}, retain, report}); });
+}
+
+// Returns the fakes in `container`, and in the dictionaries, lists and tuples in it, if no other fake storage is alive
+// and no block that makes fakes is open. Otherwise returns None: fakes may be anywhere, for example in custom objects.
+// Runs no Python code.
+pybind11::object allFakesIfIn(const pybind11::object& container) {
+  pybind11::list fakes;
+  bool is_complete = true;
+  std::unordered_set<const c10::StorageImpl*> storages;
+  std::unordered_set<PyObject*> seen{container.ptr()};
+  std::vector<PyObject*> pending{container.ptr()};
+  const auto visit = [&](PyObject* value) {
+    if (isTensor(value)) {
+      if (const at::Tensor& tensor = THPVariable_Unpack(value); isFake(tensor)) {
+        is_complete = is_complete && tensor.has_storage();
+        storages.insert(is_complete ? tensor.storage().unsafeGetStorageImpl() : nullptr);
+        fakes.append(pybind11::handle(value));
+      }
+    } else if ((PyDict_CheckExact(value) || PyList_CheckExact(value) || PyTuple_CheckExact(value)) &&
+               seen.insert(value).second) {
+      pending.push_back(value);
+    }
+  };
+  while (!pending.empty()) {
+    PyObject* const current = pending.back();
+    pending.pop_back();
+    if (PyDict_CheckExact(current)) {
+      PyObject* value = nullptr;
+      for (Py_ssize_t i = 0; PyDict_Next(current, &i, nullptr, &value) != 0;) {
+        visit(value);
+      }
+    } else {
+      PyObject* const* const items = PySequence_Fast_ITEMS(current);
+      std::for_each(items, items + PySequence_Fast_GET_SIZE(current), visit);
+    }
+  }
+  // Only fake storages and open blocks hold this lease.
+  is_complete = is_complete && leaseOfFakes().holders() == static_cast<std::int64_t>(storages.size());
+  return is_complete ? pybind11::object{std::move(fakes)} : pybind11::none();
 }
 
 // Returns the plan of an operation that runs, as a tuple in the order of the fields of
@@ -157,6 +200,7 @@ std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> 
 void bindDeferredInit(pybind11::module_& module) {
   bind(module, "enter_deferred_init", enterDeferredInit);
   bind(module, "leave_deferred_init", leaveDeferredInit);
+  module.def("all_fakes_if_in", &allFakesIfIn);
   bindPredicate<&isDeferred>(module, "is_deferred", "is_deferred(tensor: torch.Tensor) -> bool");
   module.def("materialize", torch::wrap_pybind_function(materializeTensors), pybind11::arg("placed"),
              pybind11::arg("others") = Tensors{}, pybind11::arg("device") = pybind11::none(),

@@ -28,8 +28,11 @@ class TORCHEXT_API Lease {
   // Call it once for each `hold()`, on any thread, with any locks held. Calls the listener when no holder is left.
   void release() noexcept;
 
+  std::int64_t holders() const noexcept {
+    return holders_.load(std::memory_order_acquire);
+  }
   bool isHeld() const noexcept {
-    return holders_.load(std::memory_order_acquire) > 0;
+    return holders() > 0;
   }
 
   // Returns true if the functions are replaced now, as set by the code that replaces them.

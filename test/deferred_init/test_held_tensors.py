@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import gc
 import itertools
 import operator
 import queue
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from torchext import _C
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module
+from torchext.fake import fake_like, fake_mode, is_fake
 
 
 class Pair(NamedTuple):
@@ -222,6 +225,38 @@ def test_tensors_are_found_in(contain: Callable[[Tensor], object]) -> None:
     materialize_module(module)
     assert not is_deferred(tensor)
     assert torch.equal(tensor, torch.ones(2))
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside-other-fakes"])
+def test_tensors_are_found_beside_other_fakes(is_alone: bool) -> None:
+    others = [] if is_alone else [fake_like(torch.ones(1)), deferred_init(nn.Linear, 2, 2)]
+    module = deferred_init(lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    with deferred_init():
+        module.more = [{"a": torch.ones(2)}, (torch.ones(3), [torch.ones(4)])]  # type: ignore[assignment]
+        module.more.append(module.more)  # type: ignore[operator, union-attr]
+        module.of_object = Slots(torch.ones(5))  # type: ignore[assignment]
+        module.register_buffer("view", module.of_object.tensor[1:])
+    module.weight_of_other = module[0].weight
+    tensors = [torch.ones(1), *module.parameters(), module.of_object.tensor, module.view, *module.more[1]]  # type: ignore[misc]
+    materialize_module(module)
+    assert not any(is_deferred(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
+    assert all(map(is_fake, others[:1]))
+    assert all(map(is_deferred, others[1:]))
+
+
+def test_all_fakes_are_recognized_only_if_none_is_elsewhere() -> None:
+    gc.collect()
+    first, second = deferred_init(nn.Linear, 2, 2), deferred_init(nn.Linear, 2, 2)
+    looped: list[object] = [vars(first), (torch.ones(1), {"second": vars(second)})]
+    looped.append(looped)
+    all_fakes = [first.weight, first.bias, second.weight, second.bias]
+    found = _C.all_fakes_if_in([{"all": looped}, vars(first)])
+    assert set(map(id, found or [])) == set(map(id, all_fakes))
+    assert _C.all_fakes_if_in([vars(first)]) is None
+    with fake_mode():
+        assert _C.all_fakes_if_in([{"all": looped}]) is None
+    materialize_module(second)
+    assert _C.all_fakes_if_in([vars(first)]) == [first.weight, first.bias]
 
 
 def test_iterators_are_not_consumed() -> None:

@@ -254,6 +254,12 @@ def materialize_module(
         buffers_only, optimizer = False, buffers_only
     optimizers = _optimizers(optimizer)
     tensors = _Tensors([], [], [])
+    is_whole = not buffers_only and check_fn is None and device is None and dtype is None and check_ranks is False
+    # If these are all fakes that exist, custom objects, gradients and optimizers hold no others.
+    if is_whole and (fakes := _C.all_fakes_if_in([vars(part) for part in module.modules()])) is not None:
+        tensors.others.extend(fakes)
+        tensors.materialize(None, None, retain_graph, progress)
+        return module
     held = list(held_tensors(module, buffers_only, check_fn))
     tensors.add(held)
     _check_wrappers_stay(tensors.wrapped, device, dtype)
