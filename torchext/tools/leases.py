@@ -200,7 +200,7 @@ class Lease:
         if is_wanted not in self._alone:
             self._alone[is_wanted] = self._plan(self._patchables, is_wanted, is_alone=True)
             if is_wanted:
-                self._alone.pop(False, None)  # does not remove what has just been made
+                self._alone.pop(False, None)  # lacks the replacements made above
         return self._alone[is_wanted]
 
     def _plan(self, patchables: Iterable[Patchable], is_wanted: bool, is_alone: bool = False) -> Steps:
