@@ -9,7 +9,7 @@
 namespace torchext::python {
 
 // Runs a `Steps` of torchext/tools/patching.py, which describes them: NOTE [Replaced C functions]. Runs no Python code,
-// so no other thread sees a part of the steps done, unless an attribute of a class with an own `__setattr__` is set.
+// so no other thread runs between two steps, unless an attribute of a class with an own `__setattr__` is set.
 void exchange(const pybind11::tuple& steps);
 
 }  // namespace torchext::python
