@@ -27,6 +27,7 @@
 #include "composites.h"
 #include "cuda/composed_kernels.h"
 #include "cuda/generators.h"
+#include "hits.h"
 #include "layouts/layout.h"
 #include "meta/device_rules.h"
 #include "meta/kernel_results.h"
@@ -54,10 +55,6 @@ using torch::jit::Stack;
 namespace {
 
 constexpr DispatchKeySet kFake{DispatchKey::Fake};
-
-bool isFakeMode() {
-  return areFactoriesFake() && !isInKernelOfFakeTensorMode();
-}
 
 template <typename Check>
 std::exception_ptr refusalOf(const Check& check) {
@@ -521,57 +518,7 @@ bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {
          (!has_fake_ || isFactory(op_, arguments()) || isAboutNumbers(arguments()) || overwritesArgument(op_, 0));
 }
 
-// Properties of a tensor argument with which a call needs the boxed handler.
-bool needsHandler(const Tensor& tensor, bool is_fake) {
-  if (!is_fake) {
-    return tensor.key_set().has(DispatchKey::Fake);  // dropStaleKeys()
-  }
-  return mayHaveProvenance(tensor) && (haveHandlersRecorder() || hasValue(tensor));
-}
-
 }  // namespace
-
-std::optional<Results> tryUnboxed(const OperatorHandle& op, const CallKey& key) {
-  const MemoryCounter* const counter = memoryCounter();
-  if (!key.isComplete() || isRecording() || assumesValues() || (counter != nullptr && counter->observes(op)) ||
-      c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit)) {
-    return std::nullopt;
-  }
-  bool has_fake = false;
-  for (const Tensor* tensor : key.tensors()) {
-    const bool is_fake = isFake(*tensor);
-    if (needsHandler(*tensor, is_fake)) {
-      return std::nullopt;
-    }
-    has_fake = has_fake || is_fake;
-  }
-  if (!has_fake && !isFakeMode()) {
-    return std::nullopt;
-  }
-  const auto recipe =
-      metadataCache().find(key, [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); });
-  if (recipe == nullptr || !recipe->canBeMade(key.tensors())) {
-    return std::nullopt;
-  }
-  Results results = recipe->make(key.tensors());
-  if (takeUncounted() || recipe->scratch() != nullptr) {
-    memoryCounter()->runKernel(op, recipe->scratch(), results);
-  }
-  return results;
-}
-
-// The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels
-// do, through the operators that they call for each tensor. As there, bumping the version of an inference tensor
-// outside of inference mode raises an error.
-void countVersions(at::TensorList written) {
-  if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
-    for (const Tensor& tensor : written) {
-      if (tensor.defined()) {
-        tensor.unsafeGetTensorImpl()->bump_version();
-      }
-    }
-  }
-}
 
 FakeDecision predictFake(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
   Stack stack = arguments;

@@ -2,13 +2,11 @@
 
 #include <cstdint>
 #include <exception>
-#include <optional>
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "cache/call_key.h"
-#include "cache/result_recipe.h"
 #include "layouts/layout.h"
 #include "meta/meta_call.h"
 
@@ -16,13 +14,6 @@ namespace torchext {
 
 // The backend fallback of the `Fake` key: runs the operator for its metadata only. See csrc/README.md.
 void fakeFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-
-// Makes the results of a call that the cache remembers: NOTE [Unboxed calls]. Returns null, and does nothing, for calls
-// that need more than that, or their boxed arguments. Handles the same calls as the fallback, with the same results.
-std::optional<Results> tryUnboxed(const c10::OperatorHandle& op, const CallKey& key);
-
-// Counts a write to each of `written`, the arguments that a foreach operator writes.
-void countVersions(at::TensorList written);
 
 // The ways in which the fallback handles a call that is not in the metadata cache.
 enum class FakeOutcome : std::uint8_t {

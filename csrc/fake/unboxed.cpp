@@ -14,8 +14,10 @@
 #include "cache/call_key.h"
 #include "cache/hit_checks.h"
 #include "fake_handler.h"
+#include "hits.h"
 #include "resize.h"
 #include "storage/fake_keys.h"
+#include "storage/fake_tensor_impl.h"
 
 namespace torchext {
 
@@ -69,16 +71,19 @@ struct UnboxedKernel;
 // The kernel of `Operator`, one of the classes in `at::_ops`.
 template <typename Operator, typename Return, typename... Arguments>
 struct UnboxedKernel<Operator, Return(Arguments...)> {
+  static OperatorHandle handle() {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(Operator::name, Operator::overload_name);
+  }
+
   static Return call(DispatchKeySet keys, Arguments... arguments) {
-    static const OperatorHandle op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(Operator::name, Operator::overload_name);
+    static const OperatorHandle op = handle();
     static const CallKey::Traits traits{op};
     if (!(keys & kBelowFake).has(DispatchKey::Python)) {  // before 2.13: FakeCall::mustPassToPython()
       const CallKey key{op, traits, arguments...};
       if (isHitChecked()) {
         checkKey(op, key, arguments...);
-      } else if (auto results = tryUnboxed(op, key)) {
-        return finish(results->data(), arguments...);
+      } else if (const auto recipe = recipeOfHit(op, key)) {
+        return make(op, *recipe, key.tensors(), arguments...);
       }
     }
     static const auto fallback = c10::KernelFunction::makeFromBoxedFunction<&fakeFallback>();
@@ -86,13 +91,26 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
   }
 
  private:
-  static Return finish(IValue* results, std::remove_reference_t<Arguments>&... arguments) {
-    if constexpr (std::is_void_v<Return>) {
-      countVersions(firstOf(arguments...));  // a foreach operator
-    } else if constexpr (std::is_reference_v<Return>) {
-      return writtenOf<Return>(arguments...);
+  static Return make(const OperatorHandle& op,
+                     const ResultRecipe& recipe,
+                     c10::ArrayRef<const Tensor*> tensors,
+                     std::remove_reference_t<Arguments>&... arguments) {
+    if constexpr (std::is_void_v<Return> || std::is_reference_v<Return>) {
+      recipe.resize(tensors);
+      countHit(op, recipe, [&] { return recipe.make(tensors); });
+      if constexpr (std::is_void_v<Return>) {
+        countVersions(firstOf(arguments...));  // a foreach operator
+      } else {
+        return writtenOf<Return>(arguments...);
+      }
+    } else if constexpr (std::is_same_v<Return, Tensor>) {
+      Tensor result = recipe.makeOne(tensors);
+      countHit(op, recipe, [&] { return Results{result}; });
+      return result;
     } else {
-      return Returned<Return>::of(results);
+      Results results = recipe.make(tensors);
+      countHit(op, recipe, [&]() -> const Results& { return results; });
+      return Returned<Return>::of(results.data());
     }
   }
 
@@ -119,6 +137,19 @@ void registerAll(torch::Library& library) {
   (registerOne<Operators>(library), ...);
 }
 
+// An operator that returns an alias of its argument with the same geometry.
+template <typename Operator>
+Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
+  using Kernel = UnboxedKernel<Operator>;
+  static const OperatorHandle op = Kernel::handle();
+  static const PureKernels kernels{op};
+  if (kernels.areUnchanged(op) && !(keys & kBelowFake).has(DispatchKey::Python) && canBeAliased(op, self) &&
+      !isHitChecked()) {
+    return makeFakeView(self, *self.unsafeGetTensorImpl());
+  }
+  return Kernel::call(keys, self);
+}
+
 // NOTE [Resizing to the same size]
 const Tensor& resizeFake(DispatchKeySet keys,
                          const Tensor& self,
@@ -134,10 +165,12 @@ void registerUnboxedCalls() {
   // Leaked: kernels may be in flight until the process ends.
   auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Fake, __FILE__, __LINE__);
   library->impl("resize_", &resizeFake);
+  library->impl("alias", &aliasFake<at::_ops::alias>);
+  library->impl("detach", &aliasFake<at::_ops::detach>);
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): only the names of operators
   // Views.
-  registerAll<view, detach, t, transpose_int, slice_Tensor, select_int, expand, permute, unsqueeze, squeeze,
-              squeeze_dim, split_Tensor, as_strided, _unsafe_view, alias, unbind_int, diagonal>(*library);
+  registerAll<view, t, transpose_int, slice_Tensor, select_int, expand, permute, unsqueeze, squeeze, squeeze_dim,
+              split_Tensor, as_strided, _unsafe_view, unbind_int, diagonal>(*library);
   // Changes of metadata.
   registerAll<t_, transpose_, unsqueeze_, squeeze__dim, set__source_Tensor>(*library);
   // Factories.

@@ -6,12 +6,17 @@
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
+#include <thread>
 
 #include <pthread.h>
 
 #include "interpreter.h"
 
 namespace torchext {
+
+std::array<std::atomic<bool>, static_cast<std::size_t>(LockRank::kCount)> brief_locks{};
+
+std::atomic<int> brief_locks_recorded{1};  // until surviveForks()
 
 namespace {
 
@@ -40,6 +45,31 @@ thread_local Held held;
 std::mutex& mutexOf(LockRank rank) {
   static auto* all = new std::array<std::mutex, kNumRanks>;
   return (*all)[static_cast<std::size_t>(rank)];
+}
+
+bool tryMutex(LockRank rank) noexcept {
+  return isBrief(rank) ? !brief_locks[static_cast<std::size_t>(rank)].exchange(true, std::memory_order_acquire)
+                       : mutexOf(rank).try_lock();
+}
+
+void lockMutex(LockRank rank) noexcept {
+  if (isBrief(rank)) {
+    while (!tryMutex(rank)) {
+      std::this_thread::yield();
+    }
+  } else if (isOutsideOfInterpreter(rank)) {
+    interpreter().withoutLock([rank] { mutexOf(rank).lock(); });
+  } else {
+    mutexOf(rank).lock();
+  }
+}
+
+void unlockMutex(LockRank rank) noexcept {
+  if (isBrief(rank)) {
+    brief_locks[static_cast<std::size_t>(rank)].store(false, std::memory_order_release);
+  } else {
+    mutexOf(rank).unlock();
+  }
 }
 
 constexpr std::uint32_t bitOf(LockRank rank) {
@@ -107,11 +137,13 @@ void forEachLock(LockRank begin, LockRank end, const Visit& visit) {
 
 void acquireForFork(LockRank end) noexcept {
   ++held.forks;
+  ++brief_locks_recorded;
   forEachLock(LockRank{}, end, acquire);
 }
 
 void releaseAfterFork(LockRank end) noexcept {
   forEachLock(LockRank{}, end, release);
+  --brief_locks_recorded;
   --held.forks;
 }
 
@@ -121,6 +153,11 @@ void acquireAll() noexcept {
 
 void releaseAll() noexcept {
   releaseAfterFork(LockRank::kCount);
+}
+
+void releaseAllInChild() noexcept {
+  brief_locks_recorded = held.forks + (areLocksChecked() ? 1 : 0);  // without the forks of threads of the parent
+  releaseAll();
 }
 
 }  // namespace
@@ -140,13 +177,8 @@ void acquire(LockRank rank) noexcept {
     return;
   }
   checkOrder(rank);
-  std::mutex& mutex = mutexOf(rank);
-  if (!mutex.try_lock()) {
-    if (isOutsideOfInterpreter(rank)) {
-      interpreter().withoutLock([&mutex] { mutex.lock(); });
-    } else {
-      mutex.lock();
-    }
+  if (!tryMutex(rank)) {
+    lockMutex(rank);
   }
   noteAcquired(rank);
 }
@@ -155,7 +187,7 @@ bool tryToAcquire(LockRank rank) noexcept {
   if (acquireAgain(rank)) {
     return true;
   }
-  if (!mutexOf(rank).try_lock()) {
+  if (!tryMutex(rank)) {
     return false;
   }
   noteAcquired(rank);
@@ -170,7 +202,7 @@ void release(LockRank rank) noexcept {
   auto& count = held.counts[static_cast<std::size_t>(rank)];
   if (--count == 0) {
     held.ranks &= ~bitOf(rank);
-    mutexOf(rank).unlock();
+    unlockMutex(rank);
   }
 }
 
@@ -185,7 +217,8 @@ void checkHolds(LockRank rank) noexcept {
 }
 
 void surviveForks() {
-  pthread_atfork(&acquireAll, &releaseAll, &releaseAll);
+  brief_locks_recorded -= areLocksChecked() ? 0 : 1;
+  pthread_atfork(&acquireAll, &releaseAll, &releaseAllInChild);
 }
 
 void acquireOuterLocks() noexcept {

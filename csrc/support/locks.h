@@ -17,6 +17,8 @@
 //
 // Mutexes inside PyTorch (generators, dispatcher) are not part of the table.
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -61,27 +63,55 @@ constexpr bool isOutsideOfInterpreter(LockRank rank) noexcept {
   return rank < LockRank::kInterpreter;
 }
 
+// Returns true for locks that each call on fakes takes, and that threads hold for less than a microsecond. They are
+// flags, and threads that wait for one yield.
+constexpr bool isBrief(LockRank rank) noexcept {
+  return rank == LockRank::kMetadataCache || rank == LockRank::kStorages;
+}
+
+// The flags of brief locks.
+TORCHEXT_API extern std::array<std::atomic<bool>, static_cast<std::size_t>(LockRank::kCount)> brief_locks;
+
+// Not zero if threads must record which brief locks they hold: locks are checked, or a process forks.
+TORCHEXT_API extern std::atomic<int> brief_locks_recorded;
+
 // Take and release a lock. Prefer `Locked`.
 TORCHEXT_API void acquire(LockRank rank) noexcept;
 TORCHEXT_API bool tryToAcquire(LockRank rank) noexcept;
 TORCHEXT_API void release(LockRank rank) noexcept;
 
-// Returns true if this thread holds the lock.
+// Returns true if this thread holds the lock, and took it by `acquire()` or `tryToAcquire()`.
 TORCHEXT_API bool isHeld(LockRank rank) noexcept;
 
 // Holds a lock as long as it lives.
 class Locked {
  public:
-  explicit Locked(LockRank rank) noexcept : rank_{rank} {
-    acquire(rank_);
+  explicit Locked(LockRank rank) noexcept : rank_{rank}, is_unrecorded_{tryUnrecorded(rank)} {
+    if (!is_unrecorded_) {
+      acquire(rank_);
+    }
   }
   C10_DISABLE_COPY_AND_ASSIGN(Locked);
   ~Locked() {
-    release(rank_);
+    if (is_unrecorded_) {
+      flagOf(rank_).store(false, std::memory_order_release);
+    } else {
+      release(rank_);
+    }
   }
 
  private:
+  static std::atomic<bool>& flagOf(LockRank rank) noexcept {
+    return brief_locks[static_cast<std::size_t>(rank)];
+  }
+
+  static bool tryUnrecorded(LockRank rank) noexcept {
+    return isBrief(rank) && brief_locks_recorded.load(std::memory_order_relaxed) == 0 &&
+           !flagOf(rank).exchange(true, std::memory_order_acquire);
+  }
+
   const LockRank rank_;
+  const bool is_unrecorded_;
 };
 
 // The next two functions do nothing unless locks are checked. They end the process if the check fails.

@@ -20,6 +20,7 @@
 #include "../calls/device_index.h"
 #include "../calls/recording.h"
 #include "../cuda/fake_cuda.h"
+#include "../storage/fake_storage.h"
 #include "../storage/storage_memory.h"
 
 namespace torchext {
@@ -104,6 +105,16 @@ const OperatorSet takesFreeNumbers{"return the same metadata for all ordinary fl
                                     "aten::_foreach_addcdiv",
                                     "aten::_foreach_addcdiv_"}};
 
+// Their results have the memory of an argument, or they change only metadata.
+const OperatorSet ignoresSettings{
+    "return metadata that depend on their arguments alone",
+    {"aten::_reshape_alias", "aten::_unsafe_view", "aten::alias",   "aten::as_strided",
+     "aten::detach",         "aten::diagonal",     "aten::expand",  "aten::permute",
+     "aten::select",         "aten::set_",         "aten::slice",   "aten::split",
+     "aten::squeeze",        "aten::squeeze_",     "aten::t",       "aten::t_",
+     "aten::transpose",      "aten::transpose_",   "aten::unbind",  "aten::unsqueeze",
+     "aten::unsqueeze_",     "aten::view",         "aten::resize_", "aten::split_with_sizes"}};
+
 // Returns true if all floating-point dtypes can represent the magnitude of `number`. The smallest maximum is that of
 // `float8_e4m3fnuz`. Zero does not count: divisions by it may raise errors.
 bool isOrdinary(double number) {
@@ -116,6 +127,11 @@ constexpr std::array kComputingKeys{DispatchKey::Meta, DispatchKey::CPU};
 constexpr DispatchKeySet kNotPlain({DispatchKey::Python, DispatchKey::ZeroTensor, DispatchKey::FuncTorchBatched,
                                     DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize,
                                     DispatchKey::NestedTensor});
+
+const std::array<KernelSlot, 2>& computingSlots() {
+  static const std::array slots{KernelSlot{kComputingKeys[0]}, KernelSlot{kComputingKeys[1]}};
+  return slots;
+}
 
 bool isPlain(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -140,8 +156,22 @@ CallKernels kernelsOf(const c10::OperatorHandle& op) {
   return kernels;
 }
 
+bool PureKernels::areUnchanged(const c10::OperatorHandle& op) const {
+  const auto& slots = computingSlots();
+  return were_pure_ && std::equal(slots.begin(), slots.end(), kernels_.begin(),
+                                  [&op](const KernelSlot& slot, const c10::KernelFunction& kernel) {
+                                    return identityOf(slot.of(op)) == identityOf(kernel);
+                                  });
+}
+
+bool isPlainFake(const Tensor& tensor) {
+  return tensor.defined() && isPlain(tensor) && isFake(tensor);
+}
+
 CallKey::Traits::Traits(const c10::OperatorHandle& op)
-    : may_have_pure_kernels{mayHavePureKernels(op)}, has_free_numbers{takesFreeNumbers(op)} {}
+    : may_have_pure_kernels{mayHavePureKernels(op)},
+      has_free_numbers{takesFreeNumbers(op)},
+      ignores_settings{ignoresSettings(op)} {}
 
 CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) : CallKey{op, Traits{op}} {
   const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
@@ -151,15 +181,20 @@ CallKey::CallKey(const c10::OperatorHandle& op, const Stack& stack) : CallKey{op
 // The schema identifies the operator, and the kernels identify its registrations. Cache entries hold copies of the
 // kernels, so that their addresses are not reused while the entry exists.
 void CallKey::addOperator(const c10::OperatorHandle& op) {
-  static const std::array slots{KernelSlot{kComputingKeys[0]}, KernelSlot{kComputingKeys[1]}};
+  const auto& slots = computingSlots();
   static_assert(kComputingKeys[0] == DispatchKey::Meta);
   is_complete_ = traits_.may_have_pure_kernels && slots[0].of(op).isValid();
-  if (is_complete_) {
-    words_.push_back(reinterpret_cast<std::uintptr_t>(&op.schema()));
-    for (const KernelSlot& slot : slots) {
-      const KernelIdentity kernel = identityOf(slot.of(op));
-      words_.append(kernel.begin(), kernel.end());
-    }
+  if (!is_complete_) {
+    return;
+  }
+  std::uint64_t* word = grow(1 + slots.size() * std::tuple_size_v<KernelIdentity>);
+  *word++ = reinterpret_cast<std::uintptr_t>(&op.schema());
+  for (const KernelSlot& slot : slots) {
+    const KernelIdentity kernel = identityOf(slot.of(op));
+    word = std::copy(kernel.begin(), kernel.end(), word);
+  }
+  if (!traits_.ignores_settings) {
+    addGlobalState();
   }
 }
 
@@ -251,18 +286,20 @@ void CallKey::addTensor(const Tensor& tensor) {
   tensors_.push_back(&tensor);
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const c10::Storage& storage = impl.unsafe_storage();
-  const std::uint64_t flags = bits(isFake(tensor)) | bits(impl.is_conj()) << 1U | bits(impl.is_neg()) << 2U |
-                              bits(impl.is_wrapped_number()) << 3U;
-  words_.push_back(word(Kind::kTensor, flags | bits(tensor.scalar_type()) << 8U | deviceBits(impl.device()) << 16U |
-                                           bits(impl.dim()) << 32U));
-  words_.append(
-      {storage_numbers_.add(storage.unsafeGetStorageImpl()).first, storage.nbytes(), bits(impl.storage_offset())});
-  const auto append = [this](c10::IntArrayRef numbers) {
-    std::transform(numbers.begin(), numbers.end(), std::back_inserter(words_), &bits<int64_t>);
-  };
-  append(impl.sizes());
-  append(impl.strides());
-  if (impl.is_wrapped_number() && !isFake(tensor)) {
+  const bool is_fake = impl.key_set().has(DispatchKey::Fake) && isFakeStorage(storage);
+  num_fakes_ += is_fake ? 1 : 0;
+  const std::uint64_t flags =
+      bits(is_fake) | bits(impl.is_conj()) << 1U | bits(impl.is_neg()) << 2U | bits(impl.is_wrapped_number()) << 3U;
+  const c10::IntArrayRef sizes = impl.sizes();
+  const c10::IntArrayRef strides = impl.strides();
+  std::uint64_t* words = grow(4 + 2 * sizes.size());
+  *words++ = word(Kind::kTensor, flags | bits(tensor.scalar_type()) << 8U | deviceBits(impl.device()) << 16U |
+                                     bits(sizes.size()) << 32U);
+  *words++ = storage_numbers_.add(storage.unsafeGetStorageImpl()).first;
+  *words++ = storage.nbytes();
+  *words++ = bits(impl.storage_offset());
+  std::copy(strides.begin(), strides.end(), std::copy(sizes.begin(), sizes.end(), words));
+  if (impl.is_wrapped_number() && !is_fake) {
     addNumberOf(tensor);
   }
 }
@@ -288,11 +325,23 @@ void CallKey::addString(std::string_view text) {
 
 std::size_t CallKey::hash() const noexcept {
   constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15;  // 2^64 divided by the golden ratio
-  std::uint64_t hash = words_.size();
-  for (const std::uint64_t part : words_) {
+  const auto mix = [](std::uint64_t& hash, std::uint64_t part) {
     hash = ((hash << 23U | hash >> 41U) ^ part) * kFactor;
+  };
+  // Each lane hashes a quarter of the words, because a processor can multiply for several at the same time.
+  std::array<std::uint64_t, 4> lanes{words_.size(), 1, 2, 3};
+  std::size_t i = 0;
+  for (; i + lanes.size() <= words_.size(); i += lanes.size()) {
+    mix(lanes[0], words_[i]);
+    mix(lanes[1], words_[i + 1]);
+    mix(lanes[2], words_[i + 2]);
+    mix(lanes[3], words_[i + 3]);
   }
-  return hash ^ hash >> 32U;
+  for (; i < words_.size(); ++i) {
+    mix(lanes[0], words_[i]);
+  }
+  std::for_each(lanes.begin() + 1, lanes.end(), [&](std::uint64_t lane) { mix(lanes[0], lane ^ lane >> 32U); });
+  return lanes[0] ^ lanes[0] >> 32U;
 }
 
 }  // namespace torchext

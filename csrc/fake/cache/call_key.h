@@ -27,7 +27,8 @@ namespace torchext {
 //   * the other arguments. For a generator, only the device counts: a generator of another device is refused. Ordinary
 //     floating-point numbers do not count for some operators, such as those of optimizers, whose numbers change in each
 //     step;
-//   * settings of the process and the thread: default dtype, grad and inference mode, deterministic algorithms, enabled
+//   * except for views and changes of metadata, settings of the process and the thread: default dtype, grad and
+//   inference mode, deterministic algorithms, enabled
 //     libraries, the number of fake devices, whether their memory is counted, and whether deferred_init records the
 //     call.
 //
@@ -48,13 +49,13 @@ class CallKey {
 
     bool may_have_pure_kernels;
     bool has_free_numbers;
+    bool ignores_settings;
   };
 
   // Describes the same call by its unboxed arguments, in the same words.
   template <typename... Arguments>
   CallKey(const c10::OperatorHandle& op, Traits traits, const Arguments&... arguments) : traits_{traits} {
     addOperator(op);
-    addGlobalState();
     (addUnboxed(arguments), ...);
   }
 
@@ -73,6 +74,11 @@ class CallKey {
   // Returns the distinct tensors among the arguments, in order. The pointers refer to the stack.
   c10::ArrayRef<const at::Tensor*> tensors() const noexcept {
     return tensors_;
+  }
+
+  // Returns the number of fakes among them.
+  std::size_t numFakes() const noexcept {
+    return num_fakes_;
   }
 
  private:
@@ -110,6 +116,12 @@ class CallKey {
     }
   }
 
+  std::uint64_t* grow(std::size_t count) {
+    const std::size_t size = words_.size();
+    words_.resize_for_overwrite(size + count);
+    return words_.data() + size;
+  }
+
   void addListOf(std::size_t count);
   void addOperator(const c10::OperatorHandle& op);
   void addGlobalState();
@@ -124,6 +136,7 @@ class CallKey {
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   PointerNumbers tensor_numbers_;
   PointerNumbers storage_numbers_;
+  std::size_t num_fakes_ = 0;
   bool is_complete_ = false;
 };
 
@@ -134,5 +147,21 @@ bool hasPureKernels(const c10::OperatorHandle& op);
 // Copies of the kernels whose addresses are in the keys for calls of `op`.
 using CallKernels = std::array<c10::KernelFunction, 2>;
 CallKernels kernelsOf(const c10::OperatorHandle& op);
+
+// The kernels of an operator when this object was made.
+class PureKernels {
+ public:
+  explicit PureKernels(const c10::OperatorHandle& op) : kernels_{kernelsOf(op)}, were_pure_{hasPureKernels(op)} {}
+
+  // Returns true if they depend only on what a key contains, and are still the operator's kernels.
+  bool areUnchanged(const c10::OperatorHandle& op) const;
+
+ private:
+  CallKernels kernels_;
+  bool were_pure_;
+};
+
+// Returns true for a fake that a key describes, except for its sizes, by its storage and dtype.
+bool isPlainFake(const at::Tensor& tensor);
 
 }  // namespace torchext

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
+#include <c10/util/flat_hash_map.h>
 #include <torchext/macros.h>
 
 #include "call_key.h"
@@ -68,7 +68,7 @@ class MetadataCache {
   Entries takeOldest();
 
   Entries entries_;  // the most recently used first
-  std::unordered_map<View, Entries::iterator, HashOfView> index_;
+  ska::flat_hash_map<View, Entries::iterator, HashOfView> index_;
   std::size_t num_words_ = 0;
   CacheInfo info_;
 };

@@ -81,13 +81,12 @@ class RecipeMaker {
     }
   }
 
-  IValue make(const ResultRecipe::ValueRecipe& recipe) const;
-
- private:
   using TensorRecipe = ResultRecipe::TensorRecipe;
 
+  IValue make(const ResultRecipe::ValueRecipe& recipe) const;
   Tensor makeTensor(const TensorRecipe& recipe) const;
 
+ private:
   const Arguments arguments_;
   c10::SmallVector<Storage, 4> new_storages_;
 };
@@ -254,13 +253,21 @@ std::string ResultRecipe::describe() const {
   return text.str();
 }
 
+Tensor ResultRecipe::makeOne(Arguments arguments) const {
+  return RecipeMaker{arguments, *this}.makeTensor(values_.front().tensors.front());
+}
+
+void ResultRecipe::resize(Arguments arguments) const {
+  for (const Resized& resized : resized_) {
+    FakeTensorImpl::resizeLike(*arguments[resized.number]->unsafeGetTensorImpl(), *resized.form, resized.nbytes);
+  }
+}
+
 Results ResultRecipe::make(Arguments arguments) const {
   if (refusal_) {
     std::rethrow_exception(refusal_);
   }
-  for (const Resized& resized : resized_) {
-    FakeTensorImpl::resizeLike(*arguments[resized.number]->unsafeGetTensorImpl(), *resized.form, resized.nbytes);
-  }
+  resize(arguments);
   const RecipeMaker maker{arguments, *this};
   Results results;
   for (const ValueRecipe& value : values_) {

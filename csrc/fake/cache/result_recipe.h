@@ -67,6 +67,12 @@ class ResultRecipe {
   // Returns the results for `arguments` and resizes these as the call did, or raises the refusal.
   Results make(c10::ArrayRef<const at::Tensor*> arguments) const;
 
+  // Returns the only result of a call that returns a new tensor. The recipe must neither refuse nor resize.
+  at::Tensor makeOne(c10::ArrayRef<const at::Tensor*> arguments) const;
+
+  // Resizes `arguments` as the call did. Enough for a call that returns only arguments.
+  void resize(c10::ArrayRef<const at::Tensor*> arguments) const;
+
   const KernelScratch* scratch() const noexcept {
     return scratch_.get();
   }

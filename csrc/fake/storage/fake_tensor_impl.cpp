@@ -57,6 +57,19 @@ void FakeTensorImpl::release_resources() {
   TensorImpl::release_resources();
 }
 
+void FakeTensorImpl::initGeometry(const TensorImpl& source) {
+  key_set_ = (key_set_ - kLazyBits) | (source.key_set() & kLazyBits);
+  sizes_and_strides_ = source.*(&FakeTensorImpl::sizes_and_strides_);
+  storage_offset_ = source.storage_offset();
+  numel_ = source.numel();
+  is_contiguous_ = source.is_contiguous();
+  is_channels_last_ = source.is_strides_like_channels_last();
+  is_channels_last_contiguous_ = source.is_contiguous(c10::MemoryFormat::ChannelsLast);
+  is_channels_last_3d_ = source.is_strides_like_channels_last_3d();
+  is_channels_last_3d_contiguous_ = source.is_contiguous(c10::MemoryFormat::ChannelsLast3d);
+  is_non_overlapping_and_dense_ = source.is_non_overlapping_and_dense();
+}
+
 // Members of TensorImpl are accessed as members of this class: see OpenTensorImpl. `set_sizes_and_strides()` would
 // refuse a tensor returned by `.data`, but the kernel has already refused it.
 void FakeTensorImpl::copyGeometry(TensorImpl& fake, const TensorImpl& source) {
@@ -130,14 +143,14 @@ c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(VariableV
 at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
   const DispatchKeySet backend_keys = fakeBackendKeys(c10::typeMetaToScalarType(form.dtype()), storage.device());
   auto fake = c10::make_intrusive<FakeTensorImpl>(std::move(storage), backend_keys, form.dtype());
-  FakeTensorImpl::copyGeometry(*fake, form);
+  fake->initGeometry(form);
   return at::Tensor{std::move(fake)};
 }
 
 at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
   const DispatchKeySet keys = base.device().is_meta() ? base.key_set() : base.key_set().remove_backend(kWithoutValues);
   auto fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()}, keys, form.dtype());
-  FakeTensorImpl::copyGeometry(*fake, form);
+  fake->initGeometry(form);
   return at::Tensor{std::move(fake)};
 }
 

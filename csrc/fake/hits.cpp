@@ -1,0 +1,79 @@
+#include "hits.h"
+
+#include <algorithm>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/fake_tensor.h>
+
+#include "cache/metadata_cache.h"
+#include "calls/recording.h"
+#include "storage/fake_factories.h"
+#include "storage/fake_storage.h"
+#include "values/assumed_values.h"
+#include "values/known_values.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::OperatorHandle;
+
+namespace {
+
+// Returns true if results alone are not enough on this thread.
+bool needsHandler(const OperatorHandle& op) {
+  const MemoryCounter* const counter = memoryCounter();
+  return isRecording() || assumesValues() || (counter != nullptr && counter->observes(op)) ||
+         c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
+}
+
+bool needsHandler(const Tensor& fake) {
+  return mayHaveProvenance(fake) && (haveHandlersRecorder() || hasValue(fake));
+}
+
+// Returns true if a call of `tensors`, of which `num_fakes` are fake, needs its boxed arguments.
+bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
+  if (num_fakes == 0 && !isFakeMode()) {
+    return true;
+  }
+  if (num_fakes == tensors.size()) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* fake) { return needsHandler(*fake); });
+  }
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
+    return isFake(*tensor) ? needsHandler(*tensor) : tensor->key_set().has(DispatchKey::Fake);  // dropStaleKeys()
+  });
+}
+
+}  // namespace
+
+bool isFakeMode() {
+  return areFactoriesFake() && !isInKernelOfFakeTensorMode();
+}
+
+std::shared_ptr<const ResultRecipe> recipeOfHit(const OperatorHandle& op, const CallKey& key) {
+  if (!key.isComplete() || needsHandler(op) || needsHandler(key.tensors(), key.numFakes())) {
+    return nullptr;
+  }
+  auto recipe =
+      metadataCache().find(key, [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); });
+  return recipe != nullptr && recipe->canBeMade(key.tensors()) ? recipe : nullptr;
+}
+
+bool canBeAliased(const OperatorHandle& op, const Tensor& self) {
+  return isPlainFake(self) && !needsHandler(op) && !needsHandler(self);
+}
+
+// The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels
+// do, through the operators that they call for each tensor. As there, bumping the version of an inference tensor
+// outside of inference mode raises an error.
+void countVersions(at::TensorList written) {
+  if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
+    for (const Tensor& tensor : written) {
+      if (tensor.defined()) {
+        tensor.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "cache/call_key.h"
+#include "cache/result_recipe.h"
+#include "storage/storage_memory.h"
+
+namespace torchext {
+
+// Returns true if factories on this thread make fakes.
+bool isFakeMode();
+
+// Returns the recipe of an unboxed call that the cache remembers: NOTE [Unboxed calls]. Returns null for calls that
+// need more than their recipe, or boxed arguments.
+std::shared_ptr<const ResultRecipe> recipeOfHit(const c10::OperatorHandle& op, const CallKey& key);
+
+// Returns true if an alias of `self`, the result of `op`, can be made without a recipe: its recipe would only copy the
+// geometry.
+bool canBeAliased(const c10::OperatorHandle& op, const at::Tensor& self);
+
+// Counts the memory that the kernel of a call allocates, including its results, which `results` returns.
+template <typename MakeResults>
+void countHit(const c10::OperatorHandle& op, const ResultRecipe& recipe, const MakeResults& results) {
+  if (takeUncounted() || recipe.scratch() != nullptr) {
+    memoryCounter()->runKernel(op, recipe.scratch(), results());
+  }
+}
+
+// Counts a write to each of `written`, the arguments that a foreach operator writes.
+void countVersions(at::TensorList written);
+
+}  // namespace torchext
