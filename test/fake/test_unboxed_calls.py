@@ -19,20 +19,20 @@ from torchext.deferred_init import deferred_init, is_deferred
 from torchext.fake import cache_clear, cache_info, fake_mode
 from torchext.memory import track_memory
 
-# Large enough to have no known values: these are looked up boxed.
+# Arguments have no known values: calls on these are boxed.
 SIZE = (6, 700)
 
 
 def one() -> list[Any]:
-    return [torch.ones(SIZE)]
+    return [torch.empty(SIZE)]
 
 
 def two() -> list[Any]:
-    return [torch.ones(SIZE), torch.ones(SIZE)]
+    return [torch.empty(SIZE), torch.empty(SIZE)]
 
 
 def lists(count: int) -> list[Any]:
-    return [[torch.ones(SIZE), torch.ones(5, 700)] for _ in range(count)]
+    return [[torch.empty(SIZE), torch.empty(5, 700)] for _ in range(count)]
 
 
 def of(*arguments: Any, make: Callable[[], list[Any]] = one) -> Callable[[], list[Any]]:
@@ -42,14 +42,14 @@ def of(*arguments: Any, make: Callable[[], list[Any]] = one) -> Callable[[], lis
 CALLS: dict[str, Callable[[], list[Any]]] = {
     "_foreach_add_.List": lambda: [*lists(2), 0.5],
     "_foreach_add_.Scalar": lambda: [*lists(1), 1],
-    "_foreach_add_.Tensor": lambda: [*lists(1), torch.ones(())],
+    "_foreach_add_.Tensor": lambda: [*lists(1), torch.empty(())],
     "_foreach_addcdiv_.Scalar": lambda: [*lists(3), 0.5],
     "_foreach_addcdiv_.ScalarList": lambda: [*lists(3), [0.5, -3.0]],
     "_foreach_addcmul_.Scalar": lambda: [*lists(3), 0.5],
     "_foreach_div_.ScalarList": lambda: [*lists(1), [0.5, 2]],
     "_foreach_lerp_.Scalar": lambda: [*lists(2), 0.5],
     "_foreach_mul_.Scalar": lambda: [*lists(1), 0.5],
-    "_foreach_mul_.Tensor": lambda: [*lists(1), torch.ones(())],
+    "_foreach_mul_.Tensor": lambda: [*lists(1), torch.empty(())],
     "_foreach_norm.Scalar": lambda: [*lists(1), 2, torch.float64],
     "_foreach_sqrt": lambda: lists(1),
     "_softmax": of(1, False),
@@ -59,15 +59,15 @@ CALLS: dict[str, Callable[[], list[Any]]] = {
     "add.Tensor": two,
     "add.out": lambda: [*two(), torch.empty(0)],
     "add_.Tensor": two,
-    "addcdiv_": lambda: [*two(), torch.ones(SIZE)],
-    "addcmul_": lambda: [*two(), torch.ones(SIZE)],
-    "addmm": lambda: [torch.ones(700), torch.ones(6, 9), torch.ones(9, 700)],
+    "addcdiv_": lambda: [*two(), torch.empty(SIZE)],
+    "addcmul_": lambda: [*two(), torch.empty(SIZE)],
+    "addmm": lambda: [torch.empty(700), torch.empty(6, 9), torch.empty(9, 700)],
     "alias": one,
     "as_strided": of([5, 5], [1, 5], 3),
-    "bmm": lambda: [torch.ones(2, 6, 9), torch.ones(2, 9, 700)],
+    "bmm": lambda: [torch.empty(2, 6, 9), torch.empty(2, 9, 700)],
     "cat": lambda: [two(), 1],
     "clone": one,
-    "copy_": lambda: [torch.ones(SIZE, dtype=torch.float64), torch.ones(SIZE)],
+    "copy_": lambda: [torch.empty(SIZE, dtype=torch.float64), torch.empty(SIZE)],
     "detach": one,
     "diagonal": of(1, 0, 1),
     "div.Scalar": of(2.0),
@@ -76,23 +76,23 @@ CALLS: dict[str, Callable[[], list[Any]]] = {
     "empty.memory_format": lambda: [[3, 700]],
     "empty_like": one,
     "empty_strided": lambda: [[3, 700], [1, 3]],
-    "expand": lambda: [torch.ones(1, 700), [6, -1]],
+    "expand": lambda: [torch.empty(1, 700), [6, -1]],
     "gelu": one,
     "gelu_backward": two,
     "lerp_.Scalar": of(0.5, make=two),
     "mean.dim": of([1], True),
-    "mm": lambda: [torch.ones(6, 9), torch.ones(9, 700)],
+    "mm": lambda: [torch.empty(6, 9), torch.empty(9, 700)],
     "mul.Scalar": of(0.5),
     "mul.Tensor": two,
     "mul_.Scalar": of(0.5),
     "mul_.Tensor": two,
-    "native_layer_norm": lambda: [torch.ones(SIZE), [700], torch.ones(700), None, 1e-5],
+    "native_layer_norm": lambda: [torch.empty(SIZE), [700], torch.empty(700), None, 1e-5],
     "native_layer_norm_backward": lambda: [
         *two(),
         [700],
-        torch.ones(6, 1),
-        torch.ones(6, 1),
-        torch.ones(700),
+        torch.empty(6, 1),
+        torch.empty(6, 1),
+        torch.empty(700),
         None,
         [True, True, False],
     ],
@@ -104,16 +104,16 @@ CALLS: dict[str, Callable[[], list[Any]]] = {
     "resize_": of([8, 700]),
     "rsqrt": one,
     "select.int": of(1, -1),
-    "set_.source_Tensor": lambda: [torch.ones(5)] * 2,
+    "set_.source_Tensor": lambda: [torch.empty(5)] * 2,
     "silu": one,
     "silu_backward": two,
     "slice.Tensor": of(1, 3, 600, 2),
     "slice_backward": of([6, 800], 1, 0, 700, 1),
     "split.Tensor": of(4, 0),
     "sqrt": one,
-    "squeeze": lambda: [torch.ones(1, 700)],
-    "squeeze.dim": lambda: [torch.ones(1, 700), 0],
-    "squeeze_.dim": lambda: [torch.ones(1, 700), 0],
+    "squeeze": lambda: [torch.empty(1, 700)],
+    "squeeze.dim": lambda: [torch.empty(1, 700), 0],
+    "squeeze_.dim": lambda: [torch.empty(1, 700), 0],
     "sub.Tensor": two,
     "sum": one,
     "sum.dim_IntList": of([0], False),
