@@ -12,7 +12,7 @@ import sys
 # Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. The
 # last ones are unboxed calls on fakes, fresh pages, jumps by products of polynomials, and commands that do not import
 # PyTorch: 77,000 before.
-BUDGET = 77_600
+BUDGET = 78_250
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

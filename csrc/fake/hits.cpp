@@ -31,7 +31,7 @@ bool needsHandler(const Tensor& fake) {
   return mayHaveProvenance(fake) && (haveHandlersRecorder() || hasValue(fake));
 }
 
-// Returns true if a call of `tensors`, of which `num_fakes` are fake, needs its boxed arguments.
+// Returns true if a call of `tensors` needs its boxed arguments. `num_fakes` of them are fake.
 bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
   if (num_fakes == 0 && !isFakeMode()) {
     return true;

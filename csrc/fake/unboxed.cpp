@@ -145,7 +145,11 @@ Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
   static const PureKernels kernels{op};
   if (kernels.areUnchanged(op) && !(keys & kBelowFake).has(DispatchKey::Python) && canBeAliased(op, self) &&
       !isHitChecked()) {
-    return makeFakeView(self, *self.unsafeGetTensorImpl());
+    Tensor result = makeFakeView(self, *self.unsafeGetTensorImpl());
+    if (takeUncounted()) {
+      memoryCounter()->runKernel(op, /*scratch=*/nullptr, Results{result});
+    }
+    return result;
   }
   return Kernel::call(keys, self);
 }

@@ -4,7 +4,7 @@
 //
 // GNU OpenMP keeps a pool of threads for each thread that runs parallel code. In a forked process the threads of the
 // pool are gone, and a parallel kernel on the thread that forked waits for them forever. The kernels that fakes run
-// therefore run there on one thread, or on a new thread, which starts a pool of its own. Both do the same: the number
+// therefore run there on one thread, or on a new thread, which starts another pool. Both do the same: the number
 // of threads decides only which kernel a convolution runs (`ConvParams::use_mkldnn()`), so that one needs a new thread.
 
 #include <c10/macros/Macros.h>

@@ -52,6 +52,16 @@ CASES = (
 )
 
 
+# Weights with one pixel, whose strides do not determine a format. None of them is computed by oneDNN.
+WEIGHTS_OF_ONE_PIXEL = (
+    Case(3, groups=1, size=1, batch=1),
+    Case(4, groups=4, size=1, batch=1),
+    Case(6, groups=2, size=1, batch=2, dtype=torch.float64),
+    Case(3, groups=1, size=1, batch=1, dilation=2),
+    Case(8, groups=4, size=1, batch=2, dtype=torch.float64, dilation=2),
+)
+
+
 def strides_of(name: str, case: Case, layouts: tuple[Layout, Layout], device: str = "cpu") -> list[tuple[int, ...]]:
     """Return the strides of the result and of the gradients of input and weight, without dimensions of length 1.
 
@@ -67,6 +77,23 @@ def strides_of(name: str, case: Case, layouts: tuple[Layout, Layout], device: st
         tuple(stride for stride, length in zip(t.stride(), t.shape, strict=True) if length > 1)
         for t in (y, *torch.autograd.grad(y.sum(), (x, weight)))
     ]
+
+
+@pytest.mark.parametrize("case", WEIGHTS_OF_ONE_PIXEL, ids=str)
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["convolution", "transposed"])
+def test_gradients_of_weights_of_one_pixel_have_all_strides(case: Case, is_transposed: bool) -> None:
+    def strides(layout: Layout, size: int) -> list[tuple[int, ...]]:
+        x = layout(torch.rand(case.batch, case.channels, size, size, dtype=case.dtype))
+        weight = torch.rand(case.channels, case.channels // case.groups, case.size, case.size, dtype=case.dtype)
+        options = ([1, 1], [0, 0], [case.dilation] * 2, is_transposed, [0, 0], case.groups)
+        y = torch.ops.aten.convolution(x, weight, None, *options)
+        gradients = torch.ops.aten.convolution_backward(y, x, weight, None, *options, [True, True, False])
+        return [t.stride() for t in (y, *gradients[:2])]
+
+    for layout, size in itertools.product(LAYOUTS.values(), (1, 5)):
+        wanted = strides(layout, size)
+        with fake_mode():
+            assert strides(layout, size) == wanted, (layout, size)
 
 
 @pytest.mark.parametrize("layouts", [*itertools.product(LAYOUTS, LAYOUTS)], ids=" and ".join)

@@ -38,7 +38,6 @@ constexpr std::string_view kBackward = "aten::convolution_backward";
 
 constexpr int64_t kDimsOf1d = 3;  // of the input and the weight of `conv1d`
 constexpr int64_t kDimsOf2d = 4;
-constexpr int64_t kDimsOf3d = 5;
 
 // The arguments that a convolution and its backward operator share.
 struct Convolution {
@@ -97,17 +96,11 @@ Tensor onCpu(const Tensor& tensor) {
                            /*storage_offset=*/0, {});
 }
 
-// Returns a one-dimensional convolution as `_convolution()` computes it: in two dimensions, on a contiguous input.
-Convolution inTwoDimensions(Convolution convolution) {
-  if (convolution.weight.dim() == kDimsOf1d) {
-    convolution.input = convolution.input.unsqueeze(2);
-    convolution.weight = convolution.weight.unsqueeze(2);
-  }
-  return convolution;
-}
-
-bool isEitherChannelsLast(const Convolution& convolution, MemoryFormat format) {
-  return convolution.input.suggest_memory_format() == format || convolution.weight.suggest_memory_format() == format;
+// Returns the input and the weight as `_convolution()` uses them: in two dimensions instead of one.
+std::pair<Tensor, Tensor> inTwoDimensions(const Convolution& convolution) {
+  return convolution.weight.dim() == kDimsOf1d
+             ? std::pair{convolution.input.unsqueeze(2), convolution.weight.unsqueeze(2)}
+             : std::pair{convolution.input, convolution.weight};
 }
 
 bool isEitherDouble(const Convolution& convolution) {
@@ -117,30 +110,63 @@ bool isEitherDouble(const Convolution& convolution) {
 // Returns the format in which libraries that support all formats compute. Decides as
 // `cudnn_conv_suggest_memory_format()` does, but without checking whether cuDNN exists.
 MemoryFormat formatOfInput(const Convolution& convolution) {
-  const int64_t dims = convolution.weight.dim();
-  if (dims == kDimsOf2d && isEitherChannelsLast(convolution, MemoryFormat::ChannelsLast)) {
-    return MemoryFormat::ChannelsLast;
-  }
-  if (dims == kDimsOf3d && isEitherChannelsLast(convolution, MemoryFormat::ChannelsLast3d)) {
-    return MemoryFormat::ChannelsLast3d;
-  }
-  return MemoryFormat::Contiguous;
+  const auto [input, weight] = inTwoDimensions(convolution);
+  const MemoryFormat format = weight.dim() == kDimsOf2d ? MemoryFormat::ChannelsLast : MemoryFormat::ChannelsLast3d;
+  const bool is_either = input.suggest_memory_format() == format || weight.suggest_memory_format() == format;
+  return is_either ? format : MemoryFormat::Contiguous;
 }
 
 MemoryFormat formatOnCuda(const Convolution& convolution) {
   const bool is_cudnns = at::globalContext().userEnabledCuDNN() && !isEitherDouble(convolution);
-  return is_cudnns ? formatOfInput(inTwoDimensions(convolution)) : MemoryFormat::Contiguous;
+  return is_cudnns ? formatOfInput(convolution) : MemoryFormat::Contiguous;
 }
 
-MemoryFormat formatOnCpu(const Convolution& convolution) {
+// How a device lays out the results of a convolution.
+struct Formats {
+  MemoryFormat output{MemoryFormat::Contiguous};  // and of the gradient of the input
+  MemoryFormat weight{MemoryFormat::Contiguous};  // of its gradient
+  int64_t groups{1};                              // whose outputs are concatenated
+
+  explicit Formats(MemoryFormat format) : output{format}, weight{format} {}
+};
+
+// Returns the format that `at::cat()` finds for the parts of `whole` in `dim`. Strides of a part of one channel and one
+// pixel determine none.
+MemoryFormat formatOfParts(const Tensor& whole, int64_t dim, int64_t groups) {
+  const Tensor part = whole.narrow(dim, 0, whole.size(dim) / groups);
+  return part.contiguous(whole.suggest_memory_format()).suggest_memory_format();
+}
+
+// These backends compute one group after the other.
+bool isSlow(at::native::ConvBackend backend) {
+  using at::native::ConvBackend;
+  return backend == ConvBackend::Slow2d || backend == ConvBackend::SlowDilated2d ||
+         backend == ConvBackend::SlowTranspose2d;
+}
+
+// Returns the meta `weight` as such a backend allocates its gradient: dilated convolutions in the format of all
+// results, others in the format of the strides that the weight has.
+Tensor laidOutAsGradient(const Tensor& weight, at::native::ConvBackend backend, MemoryFormat format) {
+  return backend == at::native::ConvBackend::SlowDilated2d
+             ? at::empty(weight.sizes(), weight.options().memory_format(format))
+             : weight.contiguous(format);
+}
+
+Formats formatsOnCpu(const Convolution& convolution) {
   try {
     const Convolution on_cpu = withTensors(convolution, onCpu);
-    const Convolution two_dimensional = inTwoDimensions(on_cpu);
     at::native::ConvBackend backend{};
     callDespiteFork([&] { backend = backendOf(on_cpu); });
-    return at::native::_determine_backend_memory_format(two_dimensional.input, two_dimensional.weight, backend);
+    const auto [input, weight] = inTwoDimensions(on_cpu);
+    Formats formats{at::native::_determine_backend_memory_format(input, weight, backend)};
+    if (isSlow(backend)) {
+      formats.groups = on_cpu.groups.expect_int();
+      const Tensor gradient = laidOutAsGradient(inTwoDimensions(convolution).second, backend, formats.output);
+      formats.weight = formatOfParts(gradient, 0, formats.groups);
+    }
+    return formats;
   } catch (const c10::OutOfMemoryError&) {  // larger than the address space
-    return formatOfInput(inTwoDimensions(convolution));
+    return Formats{formatOfInput(convolution)};
   }
 }
 
@@ -149,18 +175,19 @@ bool isEmpty(const Convolution& convolution) {
   return convolution.input.size(0) == 0 || convolution.input.size(1) == 0;
 }
 
-MemoryFormat formatOn(c10::Device device, Convolution convolution) {
+Formats formatsOn(c10::Device device, Convolution convolution) {
   if (convolution.weight.dim() == kDimsOf1d) {
     convolution.input = convolution.input.contiguous();
   }
-  return device.is_cuda() ? formatOnCuda(convolution) : formatOnCpu(convolution);
+  return device.is_cuda() ? Formats{formatOnCuda(convolution)} : formatsOnCpu(convolution);
 }
 
-Tensor laidOut(const Tensor& meta, MemoryFormat format) {
+Tensor laidOut(const Tensor& meta, MemoryFormat format, int64_t groups = 1) {
   if (meta.dim() == kDimsOf1d && format == MemoryFormat::ChannelsLast) {
-    return laidOut(meta.unsqueeze(2), format).squeeze(2);
+    return laidOut(meta.unsqueeze(2), format, groups).squeeze(2);
   }
-  return at::empty(meta.sizes(), meta.options().memory_format(format));
+  Tensor result = at::empty(meta.sizes(), meta.options().memory_format(format));
+  return groups == 1 ? result : laidOut(meta, formatOfParts(result, 1, groups));
 }
 
 // Gives `meta` the strides that `zeros_like(other)` has.
@@ -217,12 +244,11 @@ void giveMemoryFormat(const OperatorHandle& op, ArrayRef<IValue> arguments, c10:
     }
     return;
   }
-  const MemoryFormat format = formatOn(device, convolution);
-  const auto layOut = [format](const Tensor& result) { return laidOut(result, format); };
-  give(0, layOut);
+  const Formats formats = formatsOn(device, convolution);
+  give(0, [&](const Tensor& output) { return laidOut(output, formats.output, formats.groups); });
   if (is_backward) {
-    give(1, layOut);  // the gradient of the bias is one-dimensional
-  }
+    give(1, [&](const Tensor& gradient) { return laidOut(gradient, formats.weight); });
+  }  // the gradient of the bias is one-dimensional
 }
 
 }  // namespace torchext

@@ -184,6 +184,7 @@ Tensor fakeOn(c10::Device device, const Tensor& value) {
 }
 
 int64_t countNonzero(const Tensor& value) {
+  const OwnComputation own;
   const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
   return value.count_nonzero().item().toLong();
 }
