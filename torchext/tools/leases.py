@@ -61,7 +61,6 @@ class Lease:
         concerns: Concerns = Concerns.ALL,
         is_traced: bool = False,
         releases: str = "all",
-        patchable: Patchable | None = None,
     ) -> Patch:
         """Declare the replacement of an attribute of a module or a class.
 
@@ -75,7 +74,6 @@ class Lease:
                 replacement.
             is_traced: Whether Dynamo traces the replacement of a Python function instead of the original.
             releases: The releases of PyTorch that need it.
-            patchable: The target, if it is not the attribute itself.
         """
         with patching_lock:
             _C.withdraw_switches()  # otherwise another thread may remove the patches now
@@ -88,7 +86,6 @@ class Lease:
                 lease=self._count,
                 is_traced=is_traced,
                 releases=releases,
-                patchable=patchable,
             )
             self.patches.append(patch)
             self._patchables[patch.patchable] = None

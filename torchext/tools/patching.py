@@ -13,6 +13,7 @@ such as those of `torch.overrides`, for TorchScript, Dynamo and subclasses with 
 
 from __future__ import annotations
 
+import builtins
 import enum
 import inspect
 import traceback
@@ -63,7 +64,7 @@ class Patch:
         reason: The PyTorch behavior that needs the patch.
         lease: The lease that installs it.
         releases: The releases of PyTorch that need it.
-        patchable: The target, which several patches may share. By default the attribute.
+        patchable: The target, which several patches may share.
         function: The replaced function object, which keeps its identity; None if the attribute is replaced.
     """
 
@@ -78,7 +79,6 @@ class Patch:
         lease: _C.Lease,
         is_traced: bool = False,
         releases: str = "all",
-        patchable: Patchable | None = None,
     ) -> None:
         self.owner = owner
         self.name = name
@@ -88,7 +88,7 @@ class Patch:
         self.concerns = concerns
         self.lease = lease
         self.is_traced = is_traced
-        self.patchable = patchable or _patchable_of(owner, name)
+        self.patchable = _patchable_of(owner, name)
         self.patchable.declared.append(self)
         self.function = self.patchable.function
 
@@ -157,7 +157,7 @@ class Steps(NamedTuple):
     """
 
     attributes: list[tuple[object, str, object, object]]
-    """Modules, classes or functions, names, the expected values, and the new values; `...` if there is no attribute."""
+    """Modules or classes, names, the expected values, and the new values; `...` if there is no attribute."""
     functions: list[tuple[object, Function | None, int]]
     """C functions, their replacements (None for the original), and the calls that these concern."""
     codes: list[tuple[FunctionType, CodeType, CodeType]]
@@ -246,14 +246,14 @@ class _Constructor(_CFunction):
 
 
 class _Value(Patchable):
-    """An attribute that is not callable. Its replacement is made from its value."""
+    """An attribute that is not callable, or a builtin. Its replacement is made from its value."""
 
     def __init__(self, owner: Any, name: str) -> None:
         super().__init__(vars(owner).get(name, ...))
         self.function = None
         self._owner = owner
         self._name = name
-        self.original = getattr(owner, name)
+        self.original = getattr(owner, name) if hasattr(owner, name) else getattr(builtins, name)
 
     def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> Any:
         return function
@@ -299,7 +299,7 @@ def _patchable_of(owner: Any, name: str) -> Patchable:
         found = inspect.getattr_static(owner, name, None)
     if found is None:  # a module that forwards to another one, such as `torch.backends.cudnn`
         found = getattr(owner, name, None)
-    if found is None and not hasattr(owner, name):
+    if found is None and not hasattr(owner, name) and not hasattr(builtins, name):  # that functions of a module find
         raise PatchError(
             f"torchext replaces {_full_name(owner)}.{name}, which PyTorch {torch.__version__} does not have. Install a "
             "release of PyTorch that torchext supports."
