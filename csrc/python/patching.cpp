@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
@@ -484,8 +485,14 @@ PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize
 
 }  // namespace
 
-// Callees before their callers.
+// Callees before their callers. A garbage collection would call finalizers, which could let other threads run.
 void exchange(const pybind11::tuple& steps) {
+  const bool collects = PyGC_Disable() != 0;
+  const auto restore = c10::make_scope_exit([collects] {
+    if (collects) {
+      PyGC_Enable();
+    }
+  });
   const auto item = [](pybind11::handle step, Py_ssize_t i) {
     return pybind11::reinterpret_borrow<pybind11::object>(PyTuple_GET_ITEM(step.ptr(), i));
   };

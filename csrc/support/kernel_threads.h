@@ -4,8 +4,9 @@
 //
 // GNU OpenMP keeps a pool of threads for each thread that runs parallel code. In a forked process the threads of the
 // pool are gone, and a parallel kernel on the thread that forked waits for them forever. The kernels that fakes run
-// therefore run there on one thread, or on a new thread, which starts another pool. Both do the same: the number
-// of threads decides only which kernel a convolution runs (`ConvParams::use_mkldnn()`), so that one needs a new thread.
+// therefore run there on one thread, or on a new thread, which starts another pool. The results are the same, except
+// that the number of threads decides which kernel a convolution runs (`ConvParams::use_mkldnn()`), so it needs a new
+// thread.
 
 #include <c10/macros/Macros.h>
 #include <c10/util/FunctionRef.h>
@@ -26,7 +27,11 @@ class OneThread {
   int previous_ = 0;
 };
 
-// Calls `kernel`; in a forked process on a new thread, with the state of this one and the usual number of threads.
+// Returns true if kernels of this thread use several threads where no OneThread exists.
+bool hasSeveralThreads();
+
+// Calls `kernel`; in a forked process on a new thread, with the state of this one and the usual number of threads. If
+// the system has no more threads, calls it on this one.
 void callDespiteFork(c10::function_ref<void()> kernel);
 
 }  // namespace torchext

@@ -57,6 +57,8 @@ WEIGHTS_OF_ONE_PIXEL = (
     Case(3, groups=1, size=1, batch=1),
     Case(4, groups=4, size=1, batch=1),
     Case(6, groups=2, size=1, batch=2, dtype=torch.float64),
+    Case(3, groups=3, size=1, batch=1, dtype=torch.float64),
+    Case(2, groups=2, size=1, batch=1, dtype=torch.float64, dilation=2),
     Case(3, groups=1, size=1, batch=1, dilation=2),
     Case(8, groups=4, size=1, batch=2, dtype=torch.float64, dilation=2),
 )
@@ -85,12 +87,12 @@ def test_gradients_of_weights_of_one_pixel_have_all_strides(case: Case, is_trans
     def strides(layout: Layout, size: int) -> list[tuple[int, ...]]:
         x = layout(torch.rand(case.batch, case.channels, size, size, dtype=case.dtype))
         weight = torch.rand(case.channels, case.channels // case.groups, case.size, case.size, dtype=case.dtype)
-        options = ([1, 1], [0, 0], [case.dilation] * 2, is_transposed, [0, 0], case.groups)
+        options = ([2, 2], [0, 0], [case.dilation] * 2, is_transposed, [0, 0], case.groups)
         y = torch.ops.aten.convolution(x, weight, None, *options)
         gradients = torch.ops.aten.convolution_backward(y, x, weight, None, *options, [True, True, False])
         return [t.stride() for t in (y, *gradients[:2])]
 
-    for layout, size in itertools.product(LAYOUTS.values(), (1, 5)):
+    for layout, size in itertools.product(LAYOUTS.values(), (1, 2, 5)):
         wanted = strides(layout, size)
         with fake_mode():
             assert strides(layout, size) == wanted, (layout, size)

@@ -392,16 +392,40 @@ print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
         "(torch.ones(200, 200) @ torch.ones(200, 200))[0, 0].item()",
         "torch.zeros(100000, dtype=torch.int64).bincount(minlength=5)",
         "torch.tensor(list(range(100000))).add_(1).sum().item()",
+        "torch.ones(100000).nonzero()",
+        "torch.empty(100000)[torch.ones(100000, dtype=torch.bool)]",
+        "torch.empty(100000).masked_select(torch.arange(100000) > 7)",
     ],
     ids=[
         *("small", "product", "group-norm", "lstm", "convolution", "small-convolution", "zeros"),
-        *("values", "product-of-values", "counts", "constant"),
+        *("values", "product-of-values", "counts", "constant", "positions", "mask", "selection"),
     ],
 )
 def test_calls_in_a_fork_do_not_wait_for_threads_that_are_gone(program: str) -> None:
     code = [sys.executable, "-c", FORKS.replace("PROGRAM", program)]
     ended = subprocess.run(code, capture_output=True, text=True, check=False)
     assert ended.stdout == "7\n", ended.stderr
+
+
+def test_calls_are_remembered_in_a_fork() -> None:
+    program = "repeated()"
+    code = FORKS.replace("PROGRAM", program).replace(
+        "def run():",
+        """
+def repeated():
+    detached = torch.empty(4).detach()
+    torch.add(detached, detached)
+    before = cache_info().misses
+    torch.add(detached, detached)
+    return cache_info().misses - before
+
+def run():""",
+    )
+    code = code.replace("import cache_clear", "import cache_clear, cache_info")
+    ended = subprocess.run(
+        [sys.executable, "-c", code + "\nprint(wanted)"], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "7\n0\n", ended.stderr
 
 
 def test_results_do_not_depend_on_the_number_of_threads_which_stays() -> None:

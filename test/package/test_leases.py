@@ -218,6 +218,16 @@ def test_two_leases_share_a_patched_function(lease: Lease) -> None:
     leases.remove(other)
 
 
+def test_late_declarations_are_installed_by_the_next_holder(lease: Lease) -> None:
+    lease.patch(Owner, "method", saying("first"), "a test")
+    for _ in range(2):
+        with lease.hold():
+            assert Owner().method() == "first original"
+    lease.declare(lambda: lease.patch(Owner, "method", saying("late"), "a test"))
+    with lease.hold():
+        assert Owner().method() == "late first original"
+
+
 def test_nothing_stays_replaced_when_a_declaration_fails(lease: Lease) -> None:
     code = Owner.method.__code__
     is_broken = True

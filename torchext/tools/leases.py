@@ -47,6 +47,7 @@ class Lease:
     def declare(self, *declarations: Callable[[], None]) -> None:
         """Register functions that call `patch()`. They are called before the patches are first needed."""
         with patching_lock:
+            _C.withdraw_switches()  # the offered steps do not include these declarations
             self._declarations += declarations
             if self.is_active:
                 self.prepare()

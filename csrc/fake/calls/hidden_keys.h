@@ -1,8 +1,10 @@
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../../marks/tensor_marks.h"
+#include "../../support/kernel_threads.h"
 
 namespace torchext {
 
@@ -12,5 +14,17 @@ inline const c10::DispatchKeySet kHiddenFromUsers =
     c10::autograd_dispatch_keyset |
     c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit, c10::DispatchKey::ADInplaceOrView,
                          c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kMarksKey});
+
+// While it lives, calls on real tensors are hidden. They also return in a forked process: NOTE [Threads of kernels].
+class HiddenCalls {
+ public:
+  HiddenCalls() = default;
+  C10_DISABLE_COPY_AND_ASSIGN(HiddenCalls);
+  ~HiddenCalls() = default;
+
+ private:
+  const c10::impl::ExcludeDispatchKeyGuard keys_{kHiddenFromUsers};
+  const OneThread one_thread_{countForks() > 0};
+};
 
 }  // namespace torchext

@@ -130,11 +130,18 @@ struct Formats {
   explicit Formats(MemoryFormat format) : output{format}, weight{format} {}
 };
 
-// Returns the format that `at::cat()` finds for the parts of `whole` in `dim`. Strides of a part of one channel and one
-// pixel determine none.
-MemoryFormat formatOfParts(const Tensor& whole, int64_t dim, int64_t groups) {
-  const Tensor part = whole.narrow(dim, 0, whole.size(dim) / groups);
-  return part.contiguous(whole.suggest_memory_format()).suggest_memory_format();
+// Returns the format that `at::cat()` finds for the outputs of groups, which `whole` consists of. Strides of one
+// channel and one pixel determine none.
+MemoryFormat formatOfOutputs(const Tensor& whole, int64_t groups) {
+  c10::DimVector sizes(whole.sizes());
+  sizes[1] /= groups;
+  return at::empty(sizes, whole.options().memory_format(whole.suggest_memory_format())).suggest_memory_format();
+}
+
+// Returns the format that `at::cat()` finds for the gradients of groups, which are like the parts of `weight`.
+MemoryFormat formatOfGradients(const Tensor& weight, int64_t groups) {
+  const Tensor part = weight.narrow(0, 0, weight.size(0) / groups);
+  return part.contiguous(weight.suggest_memory_format()).suggest_memory_format();
 }
 
 // These backends compute one group after the other.
@@ -162,7 +169,7 @@ Formats formatsOnCpu(const Convolution& convolution) {
     if (isSlow(backend)) {
       formats.groups = on_cpu.groups.expect_int();
       const Tensor gradient = laidOutAsGradient(inTwoDimensions(convolution).second, backend, formats.output);
-      formats.weight = formatOfParts(gradient, 0, formats.groups);
+      formats.weight = formatOfGradients(gradient, formats.groups);
     }
     return formats;
   } catch (const c10::OutOfMemoryError&) {  // larger than the address space
@@ -187,7 +194,7 @@ Tensor laidOut(const Tensor& meta, MemoryFormat format, int64_t groups = 1) {
     return laidOut(meta.unsqueeze(2), format, groups).squeeze(2);
   }
   Tensor result = at::empty(meta.sizes(), meta.options().memory_format(format));
-  return groups == 1 ? result : laidOut(meta, formatOfParts(result, 1, groups));
+  return groups == 1 ? result : laidOut(meta, formatOfOutputs(result, groups));
 }
 
 // Gives `meta` the strides that `zeros_like(other)` has.
@@ -247,8 +254,8 @@ void giveMemoryFormat(const OperatorHandle& op, ArrayRef<IValue> arguments, c10:
   const Formats formats = formatsOn(device, convolution);
   give(0, [&](const Tensor& output) { return laidOut(output, formats.output, formats.groups); });
   if (is_backward) {
-    give(1, [&](const Tensor& gradient) { return laidOut(gradient, formats.weight); });
-  }  // the gradient of the bias is one-dimensional
+    give(1, [&](const Tensor& gradient) { return laidOut(gradient, formats.weight); });  // that of the bias has one dim
+  }
 }
 
 }  // namespace torchext

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -171,8 +170,6 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
     std::string message = error.what_without_backtrace();
     return isOutOfMemory(message) ? Outcome{} : Outcome{Refusal{std::current_exception(), std::move(message)}, {}};
   } catch (const std::bad_alloc&) {
-    return {};
-  } catch (const std::system_error&) {  // no thread
     return {};
   } catch (const std::exception& error) {
     return {Refusal{std::current_exception(), error.what()}, {}};

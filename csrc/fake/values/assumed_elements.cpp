@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include <ATen/core/enum_tag.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../support/plain_tensors.h"
@@ -62,7 +61,7 @@ Tensor countsOf(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tens
   };
   const Tensor once = countIn(pattern);
   const Tensor rest = countIn(pattern.slice(0, 0, counted.numel() % pattern.numel()));
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   const Tensor counts = once.mul(counted.numel() / pattern.numel());
   counts.slice(0, 0, rest.numel()).add_(rest);  // `bincount()` of fewer numbers may be shorter
   return counts;
@@ -116,7 +115,7 @@ bool assumeCounts(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef
   if (!elements.defined()) {
     return false;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   const auto each = static_cast<double>(counted.numel() / std::max<int64_t>(counts.numel(), 1));
   const Tensor summed = name == "aten::count_nonzero" ? elements.to(c10::kBool) : elements;
   const double sum = summed.to(c10::kDouble).mean().item().toDouble() * (is_mean ? 1 : each);

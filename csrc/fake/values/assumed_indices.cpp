@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <c10/core/WrapDimMinimal.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
@@ -67,7 +66,7 @@ ChosenRows chosenRows(const OperatorHandle& op, ArrayRef<IValue> arguments, cons
 
 // Rearranges `positions` from the order of rows to a tensor of `sizes` with the rows in `dim`.
 Tensor inDimension(const Tensor& positions, c10::IntArrayRef sizes, int64_t dim) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   std::vector<int64_t> by_rows = sizes.vec();
   const auto place = by_rows.begin() + static_cast<std::ptrdiff_t>(dim);
   std::rotate(place, place + 1, by_rows.end());

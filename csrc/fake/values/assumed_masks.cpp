@@ -9,7 +9,6 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
 #include "../../support/stack_utils.h"
@@ -98,7 +97,7 @@ bool assumeMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   const Tensor& mask = results.front().toTensor();
   const ValueKind kind = standingOn(arguments);
   try {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     auto [ordinary, differs] = testNumbers(op, arguments, are_small, are_integers);
     if (is_equality && !compares_two) {
       differs = are_small ? openElements(arguments, mask.sizes()) : at::ones_like(ordinary);

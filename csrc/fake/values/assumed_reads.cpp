@@ -7,7 +7,6 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 
 #include "../../support/plain_tensors.h"
@@ -72,7 +71,7 @@ Tensor assumedShares(const OperatorHandle& op, const Tensor& lengths, int64_t to
   const int64_t length = total / lengths.numel();
   assumptions->note(op, c10::str(lengths.numel(), " lengths of ", total, " together"), ValueKind::kAssumed);
   Tensor shares = filled(lengths.sizes(), lengths.scalar_type(), static_cast<double>(length));
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   shares.flatten()[-1].add_(total % lengths.numel());
   return shares;
 }
@@ -98,7 +97,7 @@ std::optional<bool> assumeEqual(const OperatorHandle& op, const Tensor& a, const
   const Tensor second = valueOf(b, ValueKind::kAssumed);
   std::optional<double> computed;
   if (first.defined() && second.defined()) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     computed = is_exact ? first.equal(second) : at::allclose(first, second);
   }
   return assumptions->answer(op, c10::kBool, computed, kindOf(a) | kindOf(b)) != 0;
@@ -189,7 +188,7 @@ std::optional<IValue> numberRead(const OperatorHandle& op, ArrayRef<IValue> argu
   }
   const Tensor& read = arguments.front().toTensor();
   const Tensor value = c10::isComplexType(read.scalar_type()) ? Tensor{} : valueOf(read, ValueKind::kAssumed);
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   const auto computed = value.defined() ? std::optional{value.item().toDouble()} : std::nullopt;
   const double answer = assumptions.answer(op, read.scalar_type(), computed, kindOf(read));
   return value.defined() ? value.item() : numberOf(read.scalar_type(), answer);

@@ -4,7 +4,6 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/Scalar.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../support/stack_utils.h"
@@ -69,7 +68,7 @@ c10::Scalar numberOf(c10::ScalarType dtype, double value) {
 }
 
 Tensor filled(c10::IntArrayRef sizes, c10::ScalarType dtype, double number) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   return at::full(sizes, numberOf(dtype, number), at::TensorOptions(dtype));
 }
 
@@ -86,7 +85,7 @@ void assumeValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
     markAssumed(fake, kind);  // parts of this storage cannot be distinguished
   }
   if (const Tensor assumed = valueOf(fake, ValueKind::kAssumed); assumed.defined()) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     assumed.copy_(value);
   }
 }

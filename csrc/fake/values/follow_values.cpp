@@ -8,7 +8,6 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
@@ -112,7 +111,7 @@ bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
     return false;
   }
   if (!isSmall(filled)) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     setElements(filled, at::full({1}, *fill ? 1 : 0, at::TensorOptions(filled.scalar_type())), ValueKind::kKnown);
     return true;
   }

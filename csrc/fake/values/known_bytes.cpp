@@ -10,7 +10,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <c10/core/Storage.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 #include <torchext/fake_tensor.h>
 
@@ -109,7 +108,7 @@ class KnownBytes final : public Values {
     if (!marks_) {
       return {true, kind_};
     }
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     const Tensor marks = marksIn(marks_, tensor).contiguous();
     const auto* const first = marks.const_data_ptr<std::uint8_t>();
     unsigned of_all = kHasValue;
@@ -148,7 +147,7 @@ class KnownFill final : public Values {
     }
     Storage bytes = makeZeroStorage(nbytes);
     if (is_ones_) {
-      const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+      const HiddenCalls guard;
       const auto count = static_cast<std::int64_t>(nbytes / c10::elementSize(dtype_));
       makeStridedTensor(bytes, dtype_, {count}, {1}, 0, {}).fill_(1);
     }
@@ -214,7 +213,7 @@ Tensor showBytes(Storage bytes, const Tensor& like) {
 }
 
 Storage copyOf(const Storage& storage) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   return bytesIn(storage).to(c10::kCPU, c10::kByte, /*non_blocking=*/false, /*copy=*/true).storage();
 }
 
@@ -238,7 +237,7 @@ Storage makeMarks(const Tensor& fake, const KnownBytes* known) {
   }
   Storage marks = makeZeroStorage(nbytes);
   if (known != nullptr) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     bytesIn(marks).fill_(markOf(known->kind()));
   }
   setBytes(fake, known == nullptr ? makeZeroStorage(nbytes) : known->bytes(),
@@ -252,7 +251,7 @@ bool markElements(const Tensor& fake, const KnownBytes* known, std::uint8_t mark
   if (!marks) {
     return false;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   marksIn(marks, fake).fill_(mark);
   return true;
 }
@@ -323,7 +322,7 @@ void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
   if (fake.is_meta() || !is_small || !isRoomFor(fake.storage().nbytes(), /*copies=*/1, is_routed)) {
     return;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   Storage bytes = makeZeroStorage(fake.storage().nbytes());
   if (!fake._is_zerotensor()) {  // zeros of forward AD, which `copy_` refuses to write
     showBytes(bytes, fake).copy_(value);
@@ -377,7 +376,7 @@ std::optional<KnownParts> partsOf(const Tensor& fake, ValueKind accepted) {
   if (known == nullptr || !known->marks() || known->findValues(fake).are_complete) {
     return std::nullopt;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   const Tensor marks = marksIn(known->marks(), fake);
   const Tensor written = (accepted == ValueKind::kKnown ? marks.eq(markOf(accepted)) : marks.ne(0)).all(-1);
   return written.any().item().toBool() ? std::optional{KnownParts{showBytes(known->bytes(), fake), written}}
@@ -386,7 +385,7 @@ std::optional<KnownParts> partsOf(const Tensor& fake, ValueKind accepted) {
 
 Tensor withParts(const Tensor& fake, const Tensor& rest) {
   const auto parts = partsOf(fake, ValueKind::kAssumed);
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   return parts ? at::where(parts->written, parts->values, rest) : rest;
 }
 
@@ -419,13 +418,13 @@ void markAssumed(const Tensor& fake, ValueKind kind) {
     setBytes(fake, known->bytes(), known->kind() | kind);
     return;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   const Tensor of_fake = marksIn(marks, fake);
   of_fake.copy_(at::where(of_fake.eq(0), of_fake, of_fake.bitwise_or(static_cast<std::uint8_t>(kind))));
 }
 
 Tensor repeated(const Tensor& pattern, c10::IntArrayRef sizes) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   const std::int64_t count = c10::multiply_integers(sizes);
   Tensor result = at::empty(sizes, pattern.options());
   if (count > 0) {
@@ -442,7 +441,7 @@ void setElements(const Tensor& fake, const Tensor& pattern, ValueKind kind) {
   if (isSmall(fake) || has_room) {
     setValue(fake, repeated(pattern, fake.sizes()), kind);
   } else if (coversStorage(fake)) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     setProvenance(fake.storage(), std::make_shared<RepeatedElements>(pattern.flatten(), kind), {});
   }
 }

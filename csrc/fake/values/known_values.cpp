@@ -8,7 +8,6 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
@@ -76,12 +75,12 @@ void copyValue(const Tensor& fake, const Tensor& source) {
 
 void writeValue(const Tensor& fake, const Tensor& value) {
   if (const Tensor known = valueOf(fake); known.defined()) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     known.copy_(value);
   } else if (coversStorage(fake)) {
     setValue(fake, value, ValueKind::kKnown);
   } else if (canKnowPart(fake) && makePart(fake, ValueKind::kKnown)) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     valueOf(fake).copy_(value);
   } else {
     forgetValues(fake);
@@ -132,7 +131,7 @@ bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 }
 
 Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper value_of) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   const NoWarnings no_warnings;    // the fake call raises them
   const NoObservers no_observers;  // profilers record the fake call
   const bool is_factory = isFactory(op, arguments);
@@ -184,8 +183,7 @@ Tensor fakeOn(c10::Device device, const Tensor& value) {
 }
 
 int64_t countNonzero(const Tensor& value) {
-  const OwnComputation own;
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   return value.count_nonzero().item().toLong();
 }
 
@@ -223,7 +221,7 @@ Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   Stack values = arguments.vec();
   for (const auto i : c10::irange(arguments.size())) {
     if (op.schema().arguments()[i].is_out()) {
-      const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+      const HiddenCalls guard;
       values[i] = mapTensors(values[i], [](const Tensor& out) {
         return at::empty_strided(out.sizes(), out.strides(), at::TensorOptions(out.scalar_type()).device(c10::kCPU));
       });

@@ -7,7 +7,6 @@
 #include <ATen/ops/_pack_padded_sequence.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
@@ -39,13 +38,13 @@ std::optional<Stack> selected(const Tensor& self, const Tensor& mask, const Tens
 std::optional<Stack> packed(const Tensor& input, const Tensor& lengths, bool batch_first) {
   Tensor steps;
   {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     const Tensor like = at::zeros({input.size(0), input.size(1), 1}, at::TensorOptions(c10::kByte));
     steps = std::get<1>(at::_pack_padded_sequence(like, lengths, batch_first));
   }
   std::vector<int64_t> sizes = input.sizes().slice(1).vec();
   {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     sizes.front() = steps.sum().item().toLong();
   }
   const Tensor batch_sizes = fakeOf(steps.sizes(), at::TensorOptions(c10::kLong));
