@@ -9,7 +9,7 @@
 #include "calls/recording.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_storage.h"
-#include "values/assumed_values.h"
+#include "values/assumptions.h"
 #include "values/known_values.h"
 
 namespace torchext {

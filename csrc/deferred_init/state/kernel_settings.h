@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/macros/Macros.h>
 #include <torchext/macros.h>
 
 namespace torchext {
