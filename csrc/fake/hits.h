@@ -22,11 +22,11 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const c10::OperatorHandle& op, c
 // geometry.
 bool canBeAliased(const c10::OperatorHandle& op, const at::Tensor& self);
 
-// Counts the memory that the kernel of a call allocates, including its results, which `results` returns.
+// Counts the memory that the kernel of a call allocates: `scratch`, if any, and its results, which `results` returns.
 template <typename MakeResults>
-void countHit(const c10::OperatorHandle& op, const ResultRecipe& recipe, const MakeResults& results) {
-  if (takeUncounted() || recipe.scratch() != nullptr) {
-    memoryCounter()->runKernel(op, recipe.scratch(), results());
+void countHit(const c10::OperatorHandle& op, const KernelScratch* scratch, const MakeResults& results) {
+  if (takeUncounted() || scratch != nullptr) {
+    memoryCounter()->runKernel(op, scratch, results());
   }
 }
 

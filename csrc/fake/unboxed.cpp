@@ -97,7 +97,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
                      std::remove_reference_t<Arguments>&... arguments) {
     if constexpr (std::is_void_v<Return> || std::is_reference_v<Return>) {
       recipe.resize(tensors);
-      countHit(op, recipe, [&] { return recipe.make(tensors); });
+      countHit(op, recipe.scratch(), [&] { return recipe.make(tensors); });
       if constexpr (std::is_void_v<Return>) {
         countVersions(firstOf(arguments...));  // a foreach operator
       } else {
@@ -105,11 +105,11 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
       }
     } else if constexpr (std::is_same_v<Return, Tensor>) {
       Tensor result = recipe.makeOne(tensors);
-      countHit(op, recipe, [&] { return Results{result}; });
+      countHit(op, recipe.scratch(), [&] { return Results{result}; });
       return result;
     } else {
       Results results = recipe.make(tensors);
-      countHit(op, recipe, [&]() -> const Results& { return results; });
+      countHit(op, recipe.scratch(), [&]() -> const Results& { return results; });
       return Returned<Return>::of(results.data());
     }
   }
@@ -146,9 +146,7 @@ Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
   if (kernels.areUnchanged(op) && !(keys & kBelowFake).has(DispatchKey::Python) && canBeAliased(op, self) &&
       !isHitChecked()) {
     Tensor result = makeFakeView(self, *self.unsafeGetTensorImpl());
-    if (takeUncounted()) {
-      memoryCounter()->runKernel(op, /*scratch=*/nullptr, Results{result});
-    }
+    countHit(op, /*scratch=*/nullptr, [&] { return Results{result}; });
     return result;
   }
   return Kernel::call(keys, self);
