@@ -157,7 +157,7 @@ class Steps(NamedTuple):
     """
 
     attributes: list[tuple[object, str, object, object]]
-    """Modules or classes, names, the expected values, and the new values; `...` if there is no attribute."""
+    """Modules or classes, names, the expected values, and the new values; `...` for a missing attribute."""
     functions: list[tuple[object, Function | None, int]]
     """C functions, their replacements (None for the original), and the calls that these concern."""
     codes: list[tuple[FunctionType, CodeType, CodeType]]
