@@ -11,7 +11,6 @@
 
 namespace torchext {
 
-using at::ScalarType;
 using at::Tensor;
 using c10::IValue;
 using c10::OperatorHandle;

@@ -297,9 +297,6 @@ void RouteWalk::followMeta(const TableEntry& entry, MetadataKernel kernel) {
     case MetadataKernel::kOwn:
       end(key, entry, RouteTurn::kComputes, "makes fakes by a rule of torchext");
       break;
-    case MetadataKernel::kNone:
-      end(key, entry, RouteTurn::kComputes, "makes a fake like the first argument");
-      break;
     case MetadataKernel::kZeros:
       end(key, entry, RouteTurn::kDecomposes, "calls the CPU kernel for the metadata, on zeros");
       break;

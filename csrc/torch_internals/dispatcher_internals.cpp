@@ -55,6 +55,15 @@ template struct PrivateComputation<&OperatorEntry::computeDispatchTableEntryWith
 std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key);
 
 template <auto Member>
+struct PrivateKernels {
+  friend const auto& registrationsOf(const OperatorEntry& op) {
+    return op.*Member;
+  }
+};
+template struct PrivateKernels<&OperatorEntry::kernels_>;
+const auto& registrationsOf(const OperatorEntry& op);
+
+template <auto Member>
 struct PrivateBoxedKernel {
   friend const c10::BoxedKernel& boxedOf(const KernelFunction& kernel) {
     return kernel.*Member;
@@ -167,6 +176,18 @@ bool isPythonKernel(const KernelFunction& kernel) {
          std::string_view{typeid(*functor).name()}.find("PythonKernelHolder") != std::string::npos;
 }
 
+// The most recent registration is the first.
+KernelFunction overriddenKernelOf(const OperatorHandle& op, DispatchKey key) {
+  const auto& registrations = registrationsOf(entryOf(op));
+  const auto found = registrations.find(key);
+  if (found == registrations.end() || found->second.size() != 2 || !isKernelOfPyTorch(op, key) ||
+      !isPythonKernel(found->second.front().kernel)) {
+    return {};
+  }
+  const AnnotatedKernel& overridden = found->second.back();
+  return overridden.debug.rfind(sourcesOfPyTorch(), 0) == 0 ? overridden.kernel : KernelFunction{};
+}
+
 RegisteredKernel fallbackOf(DispatchKey key) {
   Dispatcher& dispatcher = Dispatcher::singleton();
   const std::lock_guard lock(mutexOf(dispatcher));
@@ -193,7 +214,9 @@ bool testOperatorEntry(bool is_broken) {
   return entry.operator_name() == op.operator_name() && std::string_view{reason} == "kernel" &&
          identityOf(kernel.kernel) == identityOf(entry.lookup(c10::DispatchKeySet{DispatchKey::CPU})) &&
          identityOf(kernelOf(op, DispatchKey::CPU)) == identityOf(kernel.kernel) &&
-         kernelOf(op, DispatchKey::Meta).isValid() && functorOf(boxedOf(KernelFunction{})) == nullptr;
+         identityOf(registrationsOf(entry).at(DispatchKey::Meta).front().kernel) ==
+             identityOf(kernelOf(op, DispatchKey::Meta)) &&
+         functorOf(boxedOf(KernelFunction{})) == nullptr;
 }
 
 // The public function returns whether a fallback exists.

@@ -52,6 +52,10 @@ bool isKernelOfPyTorch(const c10::OperatorHandle& op, c10::DispatchKey key);
 // Returns true if `kernel` was registered from Python.
 bool isPythonKernel(const c10::KernelFunction& kernel);
 
+// Returns PyTorch's C++ kernel of `op` for `key` if a Python kernel of PyTorch overrides it, and an invalid kernel
+// otherwise.
+c10::KernelFunction overriddenKernelOf(const c10::OperatorHandle& op, c10::DispatchKey key);
+
 // Returns the backend fallback of `key`.
 RegisteredKernel fallbackOf(c10::DispatchKey key);
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -145,6 +146,128 @@ def test_gradients_of_paddings_are_those_of_real_kernels(mode: str, padding: Any
     x = torch.rand(sizes)
     for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x.double()):
         assert difference(lambda x: gradient(lambda x: functional.pad(x, padding, mode), x), one) is None
+
+
+# Structured operators of any size, and other operators that are small.
+WITHOUT_PYTHON = {
+    "three operands": lambda x: torch.addcmul(x, x, x[:1]).sub(2),
+    "in place": lambda x: x.mul_(2).lerp_(x, 0.5),
+    "product": lambda x: torch.mm(x, x.t()),
+    "reduction": lambda x: x.softmax(-1).sum(0),
+    "normalization": lambda x: functional.layer_norm(x[:17], (211,)),
+    "mean": lambda x: x[:17].mean(),
+    "number": lambda x: torch.mul(x[:17], 2),
+}
+PYTHON_KERNELS = ("torch/_meta_registrations.py", "torch/_refs/", "torch/_prims/", "torch/_decomp/")
+
+
+@pytest.mark.parametrize("name", WITHOUT_PYTHON)
+def test_first_call_does_not_run_a_slow_meta_kernel(name: str) -> None:
+    files: set[str] = set()
+    cache_clear()
+    with fake_mode():
+        x = torch.empty(509, 211)
+        sys.setprofile(lambda frame, event, argument: files.add(frame.f_code.co_filename))
+        try:
+            WITHOUT_PYTHON[name](x)
+        finally:
+            sys.setprofile(None)
+    assert [file for file in files if any(kernel in file for kernel in PYTHON_KERNELS)] == []
+
+
+@pytest.mark.parametrize("size", [3, 40009])
+def test_meta_kernel_that_a_program_registers_is_called(size: int) -> None:
+    called: list[int] = []
+
+    def rsqrt(x: Tensor) -> Tensor:
+        called.append(x.numel())
+        return torch.empty_like(x)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("rsqrt", rsqrt, "Meta")
+    library.impl("mean", lambda x, dtype=None: rsqrt(x.sum()), "Meta")
+    try:
+        with fake_mode():
+            torch.empty(size).rsqrt()
+            torch.empty(size).mean()
+    finally:
+        library._destroy()
+    assert called == [size, 1]
+
+
+def test_results_of_a_trial_that_are_views_share_memory_with_the_argument() -> None:
+    with fake_mode():
+        x = torch.empty(3, 5)
+        y = torch.ops.aten._unsafe_view(x, [15])
+    assert y.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def operands(random: Random) -> Any:
+    """Return tensors that broadcast, with random dtypes and orders of dimensions, gaps and expanded dimensions."""
+    sizes = random.choice([(2, 3, 4), (5, 1, 7), (6,), (), (0, 3), (37, 41, 43), (211, 307), (40009,), (13, 1, 59, 61)])
+    dtypes = random.choices(DTYPES, (5, 2, 2, 3, 2, 1), k=3)
+
+    def operand(dtype: torch.dtype) -> Any:
+        kept = [size if random.random() < 0.8 else 1 for size in sizes][random.choice((0, 0, 0, 1)) :]
+        order = random.sample(range(len(kept)), len(kept))
+        made = torch.ones([kept[dim] for dim in order], dtype=dtype)
+        if random.random() < 0.2:
+            made = torch.stack([made, made], -1)[..., 0]
+        made = made.permute([order.index(dim) for dim in range(len(kept))])
+        if random.random() < 0.2:
+            made = made.expand(
+                [sizes[len(sizes) - len(kept) + dim] if one == 1 else one for dim, one in enumerate(kept)]
+            )
+        return made
+
+    return [operand(dtype) for dtype in dtypes]
+
+
+def number(random: Random) -> Any:
+    return random.choice([2, 0.5, True, 1j])
+
+
+UNARY_CALLS: list[Any] = [torch.sqrt, torch.neg, torch.sigmoid, functional.gelu, functional.silu]
+UNARY_CALLS += [torch.zeros_like, torch.mean, torch.sum, torch.empty_like, torch.log_softmax, torch.cumsum, torch.amax]
+BINARY_CALLS: list[Any] = [*ELEMENTWISE, torch.mul, torch.sub, torch.copysign, torch.xlogy, torch.eq]
+BINARY_CALLS += [torch.maximum, torch.remainder, Tensor.add_, Tensor.mul_, Tensor.div_, Tensor.pow_, Tensor.copy_]
+BINARY_CALLS += [functional.mse_loss, functional.l1_loss, torch.matmul, torch.where]
+TERNARY_CALLS: list[Any] = [torch.addcmul, torch.addcdiv, torch.lerp, torch.where, torch.clamp]
+TERNARY_CALLS += [Tensor.addcmul_, Tensor.addcdiv_, Tensor.lerp_, torch.addmm, torch.baddbmm, functional.layer_norm]
+
+
+def random_call(random: Random) -> tuple[Callable[..., Any], list[Any]]:
+    tensors = operands(random)
+    function = random.choice(random.choice((UNARY_CALLS, BINARY_CALLS, BINARY_CALLS, TERNARY_CALLS)))
+    count = 1 if function in UNARY_CALLS else 2 if function in BINARY_CALLS else 3
+    arguments = [
+        number(random) if i > 0 and random.random() < 0.2 and function not in (Tensor.copy_, torch.clamp) else tensor
+        for i, tensor in enumerate(tensors[:count])
+    ]
+    if function in (torch.log_softmax, torch.cumsum):
+        arguments.append(random.choice((0, -1)))
+    if function is functional.layer_norm:
+        arguments = [tensors[0], tensors[0].shape[-1:]]
+    return function, arguments
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_calls_have_the_results_and_errors_of_real_ones(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(100):
+        function, arguments = random_call(random)
+        call = call_of(partial(in_place, function), SampleInput(arguments[0], args=tuple(arguments[1:])))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert compare(call) is None, function
+
+
+def in_place(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function, which may write to its first argument, and return its result and that argument."""
+    first = arguments[0]
+    if getattr(function, "__name__", "").endswith("_"):
+        first = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype).copy_(first)
+    return function(first, *arguments[1:]), first
 
 
 def lstm(size: int, input_dtype: torch.dtype, *state_dtypes: torch.dtype) -> Any:

@@ -329,7 +329,6 @@ def test_missing_meta_kernel_is_reported() -> None:
     [
         # PyTorch's Python reference is the Meta kernel of both, but is not called.
         (aten.full.default, lambda: [[2], 3.0], "decomposes", "calls the composite kernel"),
-        (aten.pow.Tensor_Scalar, lambda: [fake_like(normal().bool()), True], "computes", "like the first argument"),
     ],
 )
 def test_kernel_that_computes_the_metadata_is_on_the_route(

@@ -15,6 +15,7 @@
 
 #include "../../support/held_warnings.h"
 #include "../../support/interpreter.h"
+#include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
@@ -92,6 +93,12 @@ void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
   }
 }
 
+// NOTE [Trials instead of Meta kernels]
+//
+// The results of a trial at the size of the call take precedence over those of the Meta kernel (NOTE [Correcting Meta
+// kernels]), which then need not run. A trial does not reveal on which argument a view is, and some results have larger
+// storages than they need (NOTE [Wrong results of Meta kernels]), so all results must be new tensors.
+
 // Runs one call according to its plan.
 class MetaCall {
  public:
@@ -104,6 +111,8 @@ class MetaCall {
  private:
   template <typename Trial>
   auto recordRefusalOf(const Trial& trial);
+  bool isTriedOutFirst() const;
+  Stack useResultsOf(const RealResults& real);
   bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
   void convertArgumentsToMeta();
   IValue toMeta(const IValue& value, const c10::Argument& argument);
@@ -142,7 +151,28 @@ auto MetaCall::recordRefusalOf(const Trial& trial) {
   }
 }
 
+bool MetaCall::isTriedOutFirst() const {
+  return !plan_.refusal && plan_.kernel == MetadataKernel::kMeta && plan_.device.is_cpu() && declaresNoSharing(op_) &&
+         !needsValues(op_, called_) && hasOnlyPythonMetaKernel(op_);
+}
+
+Stack MetaCall::useResultsOf(const RealResults& real) {
+  passOn(real.warnings);
+  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  stack_ = real.values;
+  mapTensors(stack_, stack_.size(), emptyOnMeta);
+  convertOutputsToFake();
+  return std::move(stack_);
+}
+
 Stack MetaCall::run() {
+  RealResults real;
+  if (isTriedOutFirst()) {
+    real = recordRefusalOf([this] { return refuseAsRealIfSmall(op_, arguments()); });
+    if (real.are_new) {
+      return useResultsOf(real);
+    }
+  }
   bool is_prepared = false;
   std::vector<c10::Warning> warnings;
   try {
@@ -164,8 +194,7 @@ Stack MetaCall::run() {
     }
     return std::move(stack_);
   }
-  RealResults real;
-  if (!needsValues(op_, called_)) {  // stand-ins have no values
+  if (real.values.empty() && !needsValues(op_, called_)) {  // stand-ins have no values
     real = recordRefusalOf([this] { return refuseAsReal(op_, arguments(), effects()); });
     if (needsSizes(real)) {
       RealResults of_its_size = recordRefusalOf([this] { return refuseAsReal(op_, arguments()); });

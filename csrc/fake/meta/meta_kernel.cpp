@@ -11,9 +11,12 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "../../support/operator_table.h"
+#include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
+#include "../../torch_internals/dispatcher_internals.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
+#include "device_hints.h"
 #include "own_kernels.h"
 #include "promoted_strides.h"
 #include "zeros_call.h"
@@ -44,16 +47,6 @@ bool isScatterIntoCopy(const OperatorHandle& op) {
   return (name == "aten::slice_scatter" || name == "aten::select_scatter" || name == "aten::diagonal_scatter") &&
          op.schema().overload_name().empty() &&
          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-}
-
-// Returns true for `pow` of two booleans: eagerly the result is boolean (`TORCH_META_FUNC2(pow, Tensor_Scalar)`), but
-// that of `_refs.pow` is int64.
-bool isPowerOfBooleans(const OperatorHandle& op, const Stack& stack) {
-  if (op.schema().name() != "aten::pow" || op.schema().overload_name() != "Tensor_Scalar") {
-    return false;
-  }
-  const auto arguments = topOf(stack, op.schema().arguments().size());
-  return arguments[0].toTensor().scalar_type() == c10::kBool && arguments[1].isBool();
 }
 
 // Returns true for factories whose C++ code allocates and fills on any device. This code determines inferred dtypes
@@ -110,8 +103,7 @@ void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
 // The Meta kernels of these are PyTorch's Python references, which lose the order of strides. Eagerly, a TensorIterator
 // over the first two arguments determines it.
 const OperatorSet isLaidOutByIterator{"derive strides from a TensorIterator over their first two arguments",
-                                      {"aten::copysign.Tensor", "aten::div.Tensor_mode", "aten::floor_divide",
-                                       "aten::xlogy.Tensor", "aten::special_xlog1py", "aten::native_dropout_backward"},
+                                      {"aten::floor_divide", "aten::native_dropout_backward"},
                                       Overloads::kNamed};
 
 // These return a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), but
@@ -121,8 +113,33 @@ const OperatorSet isLaidOutContiguously{
     {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::poisson"},
     Overloads::kNamed};
 
+// Returns the C++ Meta kernel of a structured operator, or an invalid kernel: NOTE [C++ Meta kernels].
+c10::KernelFunction structuredKernelOf(const OperatorHandle& op) {
+  const auto device = deviceOfMetaCall();
+  const bool is_shared = device && (device->is_cpu() || (device->is_cuda() && op.hasTag(at::Tag::pointwise)));
+  return is_shared && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)
+             ? overriddenKernelOf(op, DispatchKey::Meta)
+             : c10::KernelFunction{};
+}
+
+// TensorIterators of more than two arguments refuse numbers on another device.
+Tensor numberOnMeta(const Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return tensor;
+  }
+  Tensor number = emptyOnMeta(tensor);
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return number;
+}
+
 void callKernel(const OperatorHandle& op, Stack& stack) {
-  op.redispatchBoxed(c10::DispatchKeySet{DispatchKey::Meta}, &stack);
+  constexpr c10::DispatchKeySet kMeta{DispatchKey::Meta};
+  if (const auto structured = structuredKernelOf(op); structured.isValid()) {
+    mapTensors(stack, op.schema().arguments().size(), numberOnMeta);
+    structured.callBoxed(op, kMeta, &stack);
+  } else {
+    op.redispatchBoxed(kMeta, &stack);
+  }
 }
 
 void callLaidOutByIterator(const OperatorHandle& op, Stack& stack) {
@@ -161,13 +178,6 @@ void callOnFlatOut(const OperatorHandle& op, Stack& stack) {
   stack.back() = out;
 }
 
-void makeLikeFirstArgument(const OperatorHandle& op, Stack& stack) {
-  const std::size_t count = op.schema().arguments().size();
-  const Tensor self = topOf(stack, count).front().toTensor();
-  torch::jit::drop(stack, count);
-  torch::jit::push(stack, at::empty_like(self));
-}
-
 void callMetaKernel(const OperatorHandle& op, Stack& stack) {
   if (isLaidOutByIterator(op)) {
     callLaidOutByIterator(op, stack);
@@ -192,9 +202,6 @@ bool hasMetaKernel(const OperatorHandle& op) {
 }  // namespace
 
 MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
-  if (isPowerOfBooleans(op, stack)) {
-    return MetadataKernel::kNone;
-  }
   if (isComposedFactory(op, stack) || isComposedOperator(op) || isScatterIntoCopy(op)) {
     return MetadataKernel::kComposite;
   }
@@ -205,6 +212,11 @@ MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
     return MetadataKernel::kMeta;
   }
   return !isRecording() && mayRunOnZeros(op, stack) ? MetadataKernel::kZeros : MetadataKernel::kMissing;
+}
+
+bool hasOnlyPythonMetaKernel(const OperatorHandle& op) {
+  return isPythonKernel(kernelOf(op, DispatchKey::Meta)) && isKernelOfPyTorch(op, DispatchKey::Meta) &&
+         !overriddenKernelOf(op, DispatchKey::Meta).isValid();
 }
 
 void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& stack) {
@@ -225,9 +237,6 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
       break;
     case MetadataKernel::kOwn:
       callOwnKernel(op, stack);
-      break;
-    case MetadataKernel::kNone:
-      makeLikeFirstArgument(op, stack);
   }
 }
 

@@ -2,9 +2,19 @@
 
 // The sources of the metadata of a call's results.
 //
-// For many operators PyTorch registers Python functions as Meta kernels (`activate_meta()`,
-// torch/_meta_registrations.py), even if C++ code for Meta exists. If their dtypes, strides or errors differ from those
-// of the eager C++ code, that code is run on the meta device instead.
+// NOTE [C++ Meta kernels]
+//
+// For most operators PyTorch registers Python functions as Meta kernels (`activate_meta()`,
+// torch/_meta_registrations.py), even if C++ code for Meta exists. They are slow, above all in their first calls, and
+// their dtypes, strides or errors may differ from eager ones. So these are used instead:
+//
+//   * for structured operators, the C++ Meta kernel that the Python function overrides: the code with which the kernels
+//     of all devices check their arguments and make their results. On CUDA only for elementwise operators: a few others
+//     (`linalg_lu_factor_ex`) check the device;
+//   * for small calls on the CPU, a trial: NOTE [Trials instead of Meta kernels];
+//   * composite C++ code on the meta device, if its results differ from those of the Python function.
+//
+// Kernels that a program registers for Meta are always called.
 
 #include <cstdint>
 
@@ -16,7 +26,6 @@ namespace torchext {
 enum class MetadataKernel : std::uint8_t {
   kMeta,
   kComposite,  // the kernel of `CompositeExplicitAutograd`
-  kNone,       // no kernel: the result is like the first argument
   kOwn,        // a torchext function: own_kernels.h
   kZeros,      // there is no Meta kernel: NOTE [Running the CPU kernel]
   kMissing,    // there is neither a Meta kernel nor a usable CPU kernel: the call raises an error
@@ -24,6 +33,9 @@ enum class MetadataKernel : std::uint8_t {
 
 // Returns the kernel for a call of `op` with the arguments on top of `stack`, on any device.
 MetadataKernel metadataKernelFor(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// Returns true if PyTorch's Meta kernel of `op` is written in Python, without C++ code that it overrides.
+bool hasOnlyPythonMetaKernel(const c10::OperatorHandle& op);
 
 // Calls the kernel with the arguments on top of `stack`, which must be on the meta device. Without a kernel, calls
 // PyTorch's fallback for the meta device, which raises the corresponding error.

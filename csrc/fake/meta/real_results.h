@@ -31,6 +31,7 @@ struct RealResults {
   torch::jit::Stack values;
   bool has_sizes = false;  // whether the trial had the sizes of the call
   std::vector<c10::Warning> warnings{};
+  bool are_new = false;  // whether all values are plain tensors, each alone on a storage of its size
 };
 
 // Returns true if no correction is needed for `results`: those of a Meta kernel of `op`, followed by the values of

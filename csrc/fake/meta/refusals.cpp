@@ -30,8 +30,10 @@
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/error_texts.h"
 #include "../cache/call_key.h"
+#include "../cache/pointer_numbers.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
+#include "../storage/fake_tensor_impl.h"
 #include "../storage/storage_memory.h"
 #include "convolutions.h"
 #include "device_rules.h"
@@ -61,6 +63,9 @@ constexpr double kAffordable = 33554432;  // for a call that will most likely be
 // The largest result that a trial of a probably refused call allocates. If the kernel gets there, it has accepted the
 // call.
 constexpr std::size_t kMostBytes = std::size_t{1} << 28U;
+
+// The same for a trial of a call whose results are unknown.
+constexpr std::size_t kSmallBytes = std::size_t{1} << 19U;
 
 // The kernels of these operators expect values that no fill provides: lengths that add up to a size; enough pivots;
 // zero points between two arguments; different diagonals.
@@ -150,20 +155,36 @@ struct Refusal {
 struct Outcome {
   std::optional<Refusal> refusal;
   Stack results;
+  bool are_new = false;  // see RealResults
 };
+
+// Returns true if `results` are plain tensors, each alone on a storage of its size.
+bool areNew(ArrayRef<IValue> results, ArrayRef<IValue> arguments) {
+  PointerNumbers storages;
+  forEachTensor(arguments, [&](const Tensor& tensor) { storages.add(tensor.storage().unsafeGetStorageImpl()); });
+  return std::all_of(results.begin(), results.end(),
+                     [](const IValue& value) { return value.isTensor() || value.isTensorList(); }) &&
+         allTensors(results, [&](const Tensor& tensor) {
+           return isPlain(tensor) && !tensor.key_set().has_any(kLazyBits) && tensor.storage_offset() == 0 &&
+                  tensor.storage().nbytes() == neededBytes(tensor) &&
+                  storages.add(tensor.storage().unsafeGetStorageImpl()).second;
+         });
+}
 
 Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
   try {
     Stack stack = standInsOf(op, arguments, likeness);
+    const Stack stand_ins = stack;
     const WrittenTensors written{op, stack};
     callDespiteFork([&] {
       // Waking OpenMP's threads takes longer than a cheap trial.
       const OwnComputation own{/*on_one_thread=*/countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack)};
       op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     });
+    const bool are_new = areNew(stack, stand_ins);
     Stack changed = written.changed();
     stack.insert(stack.end(), changed.begin(), changed.end());
-    return {std::nullopt, std::move(stack)};
+    return {std::nullopt, std::move(stack), are_new};
   } catch (const c10::OutOfMemoryError&) {
     return {};
   } catch (const c10::Error& error) {
@@ -557,8 +578,10 @@ RealResults resultsOfReal(const OperatorHandle& op, ArrayRef<IValue> arguments, 
     return {};
   }
   Trial trial;
-  Stack values = raiseOrReturn(op, arguments, outcomeOf(op, arguments, {}));
-  return {std::move(values), /*has_sizes=*/true, trial.takeWarnings()};
+  Outcome outcome = outcomeOf(op, arguments, {});
+  const bool are_new = outcome.are_new;
+  Stack values = raiseOrReturn(op, arguments, std::move(outcome));
+  return {std::move(values), /*has_sizes=*/true, trial.takeWarnings(), are_new};
 }
 
 // Raises the dispatcher's error for an ATen operator that has a Meta kernel but no CPU kernel: `mm.dtype`.
@@ -594,6 +617,11 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
 
 RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return resultsOfReal(op, arguments, kAffordable);
+}
+
+RealResults refuseAsRealIfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const AllocationLimit limit{kSmallBytes};
+  return resultsOfReal(op, arguments, kCheap);
 }
 
 void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {

@@ -37,6 +37,10 @@ RealResults refuseAsReal(const c10::OperatorHandle& op,
 // own size. The trial may be slow.
 RealResults refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
+// The same for a call whose results are probably small. The trial ends without results when its kernel allocates a
+// large one.
+RealResults refuseAsRealIfSmall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
 // The same for a call that is most likely correct, but needs values that fakes do not have.
 void refuseAsRealIfCheap(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 

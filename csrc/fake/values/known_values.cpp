@@ -31,7 +31,6 @@ namespace torchext {
 
 using at::Tensor;
 using c10::ArrayRef;
-using c10::DispatchKey;
 using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
