@@ -216,11 +216,18 @@ bool hasFormatOfConvolution(const OperatorHandle& op) {
   return isConvolution(op) || name == "aten::_convolution" || name == kBackward;
 }
 
-bool isSameOnOneThread(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+bool isSameOnOneThread(const OperatorHandle& op, ArrayRef<IValue> arguments, bool only_checks) {
   if (!isConvolution(op)) {
     return true;
   }
   const Convolution convolution{arguments};
+  // All kernels accept float32. Only those of transposed convolutions make different checks.
+  const auto is_accepted = [](const Tensor& tensor) {
+    return tensor.scalar_type() == c10::kFloat && tensor.numel() > 0;
+  };
+  if (only_checks && !convolution.is_transposed && allTensors(arguments, is_accepted)) {
+    return true;
+  }
   try {
     const auto backend = backendOf(convolution);
     const OneThread one_thread{true};

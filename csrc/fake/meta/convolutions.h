@@ -26,7 +26,8 @@ bool isConvolution(const c10::OperatorHandle& op);
 bool hasFormatOfConvolution(const c10::OperatorHandle& op);
 
 // Returns true if the call runs the same kernel on one thread. `ConvParams::use_mkldnn()` reads the number of threads.
-bool isSameOnOneThread(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+// If `only_checks`, another kernel may run that refuses the same calls.
+bool isSameOnOneThread(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, bool only_checks);
 
 // Raises the errors that PyTorch raises while choosing a library for `aten::convolution` with these arguments.
 void checkShapesOfConvolution(c10::ArrayRef<c10::IValue> arguments);

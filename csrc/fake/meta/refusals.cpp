@@ -178,7 +178,9 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
     const WrittenTensors written{op, stack};
     callDespiteFork([&] {
       // Waking OpenMP's threads takes longer than a cheap trial.
-      const OwnComputation own{/*on_one_thread=*/countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack)};
+      const bool only_checks = !likeness.scale.keepsAll();  // smaller results of convolutions are not used
+      const OwnComputation own{/*on_one_thread=*/countElements(stack, {}) <= kCheap &&
+                               isSameOnOneThread(op, stack, only_checks)};
       op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     });
     const bool are_new = areNew(stack, stand_ins);
