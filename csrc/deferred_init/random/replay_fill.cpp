@@ -8,6 +8,7 @@
 
 #include "draws.h"
 #include "truncated_normals.h"
+#include "twister_tape.h"
 
 namespace torchext {
 
@@ -44,9 +45,7 @@ bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator
   if (!is_filled) {
     return false;
   }
-  at::mt19937 moved;
-  moved.set_data(engine);
-  impl.set_engine(moved);
+  setEngine(impl, engine);
   stack = {self};
   return true;
 }

@@ -30,12 +30,6 @@ at::mt19937_data_pod engineOf(CPUGeneratorImpl& impl) {
   return impl.engine().data();
 }
 
-void setEngine(CPUGeneratorImpl& impl, const at::mt19937_data_pod& data) {
-  at::mt19937 engine;
-  engine.set_data(data);
-  impl.set_engine(engine);
-}
-
 KeptNormals keptNormals(CPUGeneratorImpl& impl) {
   return {impl.next_float_normal_sample(), impl.next_double_normal_sample()};
 }
@@ -89,30 +83,49 @@ void recordMove(const at::mt19937_data_pod& engine, std::uint64_t draws) {
   last_position.engine = engine;
 }
 
+// A generator to draw from, and the position of its engine. The tape is 0 if the position is unknown.
+struct Cursor {
+  Generator generator;  // undefined until it is used
+  std::uint64_t tape = 0;
+  std::uint64_t draws = 0;
+  std::uint64_t last_use = 0;
+};
+
+bool isUsedBefore(const Cursor& a, const Cursor& b) {
+  return a.last_use < b.last_use;
+}
+
+using Cursors = std::array<Cursor, 4>;
+
 // Continuing where an operator ended costs nothing. There are several generators, because the draws of one tensor come
 // from several ranges of the tape: a constructor draws for each tensor in turn, and `init_weights()` repeats that.
+// The thread keeps them for its next replay, unless an error has left one anywhere.
 class Twisters final : public PrivateGenerators {
  public:
+  Twisters() : cursors_{std::exchange(kept, {})} {}
+  C10_DISABLE_COPY_AND_ASSIGN(Twisters);
+  ~Twisters() override {
+    if (std::uncaught_exceptions() == exceptions_) {
+      kept = std::move(cursors_);
+    }
+  }
+
   const Generator& moveTo(const TapePosition& position, bool draws) override;
 
  private:
-  struct Cursor {
-    Generator generator;  // undefined until it is used
-    // The position of the generator's engine. The tape is 0 if the position is unknown.
-    std::uint64_t tape = 0;
-    std::uint64_t draws = 0;
-    std::uint64_t last_use = 0;
-  };
-
   // Returns the nearest cursor between the mark of `position` and `position`, or null.
   Cursor* nearest(const TwisterPosition& position);
   Cursor& leastRecentlyUsed();
 
-  std::array<Cursor, 4> cursors_;
-  std::uint64_t uses_ = 0;
+  static thread_local Cursors kept;
+
+  Cursors cursors_;
+  const int exceptions_ = std::uncaught_exceptions();
 };
 
-Twisters::Cursor* Twisters::nearest(const TwisterPosition& position) {
+thread_local Cursors Twisters::kept;
+
+Cursor* Twisters::nearest(const TwisterPosition& position) {
   Cursor* found = nullptr;
   for (Cursor& cursor : cursors_) {
     const bool is_on_the_way = cursor.tape == position.mark().tape() && position.mark().draws() <= cursor.draws &&
@@ -124,9 +137,8 @@ Twisters::Cursor* Twisters::nearest(const TwisterPosition& position) {
   return found;
 }
 
-Twisters::Cursor& Twisters::leastRecentlyUsed() {
-  return *std::min_element(cursors_.begin(), cursors_.end(),
-                           [](const Cursor& a, const Cursor& b) { return a.last_use < b.last_use; });
+Cursor& Twisters::leastRecentlyUsed() {
+  return *std::min_element(cursors_.begin(), cursors_.end(), isUsedBefore);
 }
 
 // If the nearest cursor would have to move, it stays for operators that continue there, and the least recently used
@@ -148,7 +160,7 @@ const Generator& Twisters::moveTo(const TapePosition& place, bool draws) {
   setKeptNormals(impl, position.kept());
   cursor.tape = !draws || position.length() ? position.mark().tape() : 0;
   cursor.draws = position.draws() + (draws ? position.length().value_or(0) : 0);
-  cursor.last_use = ++uses_;
+  cursor.last_use = std::max_element(cursors_.begin(), cursors_.end(), isUsedBefore)->last_use + 1;
   return cursor.generator;
 }
 
@@ -175,6 +187,12 @@ const TwisterTape kTwisterTape;
 [[maybe_unused]] const bool kTwisterTapeIsSet = (setTape(c10::kCPU, kTwisterTape), true);
 
 }  // namespace
+
+void setEngine(CPUGeneratorImpl& impl, const at::mt19937_data_pod& data) {
+  thread_local at::mt19937 engine;  // its constructor computes a state from a seed
+  engine.set_data(data);
+  impl.set_engine(engine);
+}
 
 TapeMark::TapeMark(const at::mt19937_data_pod& engine)
     : tape_{nextTape()}, draws_{0}, engine_{std::make_unique<const at::mt19937_data_pod>(engine)} {}
@@ -250,19 +268,24 @@ TapePositionPtr takeNormals(Generator generator, std::uint64_t count) {
   constexpr std::uint64_t kDrawsOfPair = 4;  // two doubles, two draws each
   const std::lock_guard lock(generator.mutex());
   CPUGeneratorImpl& impl = cpuImpl(generator);
-  const auto position = positionLocked(impl, engineOf(impl));
+  at::mt19937_data_pod engine = engineOf(impl);
+  const auto position = positionLocked(impl, engine);
   if (count > 0 && impl.next_double_normal_sample().has_value()) {
     impl.set_next_double_normal_sample(std::nullopt);
     count -= 1;
   }
   const std::uint64_t draws = (count + 1) / 2 * kDrawsOfPair;
   position->setLength(draws);
-  skipLocked(impl, count / 2 * kDrawsOfPair);
+  if (count > 1) {
+    advance(engine, count / 2 * kDrawsOfPair);
+    setEngine(impl, engine);
+  }
   if (count % 2 == 1) {
     const at::normal_distribution<double> normal(0, 1);
     normal(&impl);  // keeps the second value of the pair
+    engine = engineOf(impl);
   }
-  recordMove(engineOf(impl), draws);
+  recordMove(engine, draws);
   return position;
 }
 

@@ -20,6 +20,9 @@ struct KeptNormals {
   std::optional<double> of_double;
 };
 
+// Puts the engine of a generator into a state. The caller holds the generator's mutex.
+void setEngine(at::CPUGeneratorImpl& impl, const at::mt19937_data_pod& data);
+
 // A place to start from, `draws` 32-bit draws after the beginning of a tape. Every few marks keep the generator's
 // state, which takes 2.5 KB. From there the others are reached over the distances between them. advance()
 // has computed most of these before.

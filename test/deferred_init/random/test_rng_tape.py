@@ -213,6 +213,34 @@ def test_tensors_are_materialized_in_any_order() -> None:
             assert torch.equal(materialize_tensor(deferred[i]), eager[i])
 
 
+def test_replays_of_several_tapes_alternate() -> None:
+    def build() -> list[Tensor]:
+        tensors = []
+        for seed in range(6):  # more tapes than a thread keeps generators
+            torch.manual_seed(seed)
+            tensors += [torch.randn(5), torch.rand(700), torch.empty(3).normal_(), torch.randn(40)]
+        return tensors
+
+    eager, deferred = build_both(build)
+    for i in (*range(0, 24, 4), *range(2, 24, 4), *range(23, 0, -2)):
+        assert_same_tensor(materialize_tensor(deferred[i]), eager[i], f"result {i}")
+
+
+def test_failed_replay_leaves_the_next_one_exact() -> None:
+    read = torch.ones(2_000_000)  # too large for a copy
+
+    def build() -> list[Tensor]:
+        return [torch.randn(100), torch.rand(50), torch.rand(len(read)).mul_(read), torch.rand(7)]
+
+    eager, deferred = build_both(build)
+    read.add_(1)
+    with pytest.raises(RuntimeError, match="changed"):
+        materialize_tensor(deferred[2])
+    read.sub_(1)
+    for i in (3, 1, 0, 2):
+        assert_same_tensor(materialize_tensor(deferred[i]), eager[i], f"result {i}")
+
+
 def test_fill_that_refuses_complex_numbers_refuses_them_at_once() -> None:
     with pytest.raises(NotImplementedError, match="not implemented for 'ComplexFloat'"):
         deferred_init(lambda: torch.zeros(4, dtype=torch.complex64).random_())
