@@ -383,15 +383,15 @@ PyTypeObject* ownerOfNew(PyTypeObject* type) {
 
 // Not thread-safe: torchext/tools/patching.py holds a lock.
 Slot& slotOf(PyObject* function) {
-  checkReplaceable(function);
-  if (isType(function)) {
+  static auto* known = new std::unordered_map<PyObject*, std::size_t>;
+  if (PyType_Check(function)) {
     function = reinterpret_cast<PyObject*>(ownerOfNew(asType(function)));
   }
-  static auto* known = new std::unordered_map<PyObject*, std::size_t>;
   const auto found = known->find(function);
   if (found != known->end()) {
-    return slots().at(found->second);
+    return slots()[found->second];
   }
+  checkReplaceable(function);
   const std::size_t index = known->size();
   if (index == kSlots) {
     throw pybind11::value_error("No slot is left for a replaced function. Raise kSlots in patching.cpp.");
@@ -449,11 +449,11 @@ pybind11::object originalOf(const pybind11::object& function) {
 }
 
 // `None` restores the original. For `concerns`, see `Concerns`.
-void replaceFunction(const pybind11::object& function, const pybind11::object& replacement, unsigned concerns) {
-  Slot& slot = slotOf(function.ptr());
+void replaceFunction(PyObject* function, PyObject* replacement, unsigned concerns) {
+  Slot& slot = slotOf(function);
   slot.concerns = concerns;
-  const bool is_replaced = !replacement.is_none();
-  PyObject* const previous = std::exchange(slot.called, is_replaced ? replacement.ptr() : slot.original);
+  const bool is_replaced = replacement != Py_None;
+  PyObject* const previous = std::exchange(slot.called, is_replaced ? replacement : slot.original);
   Py_INCREF(slot.called);
   if (slot.original_new != nullptr) {
     exchangeNew(asType(slot.function), is_replaced ? slot.original_new : &newObject,
@@ -493,28 +493,28 @@ void exchange(const pybind11::tuple& steps) {
       PyGC_Enable();
     }
   });
-  const auto item = [](pybind11::handle step, Py_ssize_t i) {
-    return pybind11::reinterpret_borrow<pybind11::object>(PyTuple_GET_ITEM(step.ptr(), i));
-  };
-  const auto set = [](const pybind11::object& owner, const pybind11::object& name, const pybind11::object& value) {
-    PyObject* const given = value.is(pybind11::ellipsis()) ? nullptr : value.ptr();  // null deletes
-    if (PyObject_SetAttr(owner.ptr(), name.ptr(), given) != 0) {
+  const auto item = [](pybind11::handle step, Py_ssize_t i) { return PyTuple_GET_ITEM(step.ptr(), i); };
+  const auto set = [&item](pybind11::handle step, PyObject* name, PyObject* value) {
+    PyObject* const given = value == Py_Ellipsis ? nullptr : value;  // null deletes
+    if (PyObject_SetAttr(item(step, 0), name, given) != 0) {
       throw pybind11::error_already_set();
     }
   };
+  static PyObject* const attributes = PyUnicode_InternFromString("__dict__");
+  static PyObject* const code = PyUnicode_InternFromString("__code__");
   for (const pybind11::handle step : pybind11::list(steps[0])) {
-    const pybind11::object found = item(step, 0).attr("__dict__").attr("get")(item(step, 1), pybind11::ellipsis());
-    if (found.is(item(step, 2))) {
-      set(item(step, 0), item(step, 1), item(step, 3));
+    const auto present = pybind11::reinterpret_steal<pybind11::object>(PyObject_GetAttr(item(step, 0), attributes));
+    if (present.attr("get")(pybind11::handle(item(step, 1)), pybind11::ellipsis())
+            .is(pybind11::handle(item(step, 2)))) {
+      set(step, item(step, 1), item(step, 3));
     }
   }
   for (const pybind11::handle step : pybind11::list(steps[1])) {
-    replaceFunction(item(step, 0), item(step, 1), item(step, 2).cast<unsigned>());
+    replaceFunction(item(step, 0), item(step, 1), static_cast<unsigned>(PyLong_AsUnsignedLong(item(step, 2))));
   }
-  const pybind11::str name{"__code__"};
   for (const pybind11::handle step : pybind11::list(steps[2])) {
-    if (PyFunction_GetCode(PyTuple_GET_ITEM(step.ptr(), 0)) == PyTuple_GET_ITEM(step.ptr(), 1)) {
-      set(item(step, 0), name, item(step, 2));
+    if (PyFunction_GetCode(item(step, 0)) == item(step, 1)) {
+      set(step, code, item(step, 2));
     }
   }
 }
