@@ -505,9 +505,10 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
   }
 }
 
-// Processes values if an argument has some, or if a call may make or write some without reading any.
+// Processes values if an argument has some, or if a call may make or write some without reading any. Recorded calls do
+// not.
 void FakeCall::followValues(c10::ArrayRef<IValue> results, bool makes_values) const {
-  if (has_value_ || mayBeAssumed(results) || (makes_values && isFakeMode())) {
+  if (has_value_ || (!isRecording() && (mayBeAssumed(results) || (makes_values && isFakeMode())))) {
     const OwnComputation own;
     torchext::followValues(op_, arguments(), results);
   }

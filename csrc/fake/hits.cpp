@@ -20,13 +20,6 @@ using c10::OperatorHandle;
 
 namespace {
 
-// Returns true if results alone are not enough on this thread.
-bool needsHandler(const OperatorHandle& op) {
-  const MemoryCounter* const counter = memoryCounter();
-  return isRecording() || assumesValues() || (counter != nullptr && counter->observes(op)) ||
-         c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
-}
-
 bool needsHandler(const Tensor& fake) {
   return mayHaveProvenance(fake) && (haveHandlersRecorder() || hasValue(fake));
 }
@@ -46,12 +39,18 @@ bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
 
 }  // namespace
 
+bool callsNeedHandler(const OperatorHandle& op) {
+  const MemoryCounter* const counter = memoryCounter();
+  return isRecording() || assumesValues() || (counter != nullptr && counter->observes(op)) ||
+         c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
+}
+
 bool isFakeMode() {
   return areFactoriesFake() && !isInKernelOfFakeTensorMode();
 }
 
-std::shared_ptr<const ResultRecipe> recipeOfHit(const OperatorHandle& op, const CallKey& key) {
-  if (!key.isComplete() || needsHandler(op) || needsHandler(key.tensors(), key.numFakes())) {
+std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key) {
+  if (!key.isComplete() || needsHandler(key.tensors(), key.numFakes())) {
     return nullptr;
   }
   auto recipe =
@@ -60,7 +59,7 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const OperatorHandle& op, const 
 }
 
 bool canBeAliased(const OperatorHandle& op, const Tensor& self) {
-  return isPlainFake(self) && !needsHandler(op) && !needsHandler(self);
+  return isPlainFake(self) && !callsNeedHandler(op) && !needsHandler(self);
 }
 
 // The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels

@@ -14,9 +14,12 @@ namespace torchext {
 // Returns true if factories on this thread make fakes.
 bool isFakeMode();
 
-// Returns the recipe of an unboxed call that the cache remembers: NOTE [Unboxed calls]. Returns null for calls that
-// need more than their recipe, or boxed arguments.
-std::shared_ptr<const ResultRecipe> recipeOfHit(const c10::OperatorHandle& op, const CallKey& key);
+// Returns true if the results of `op` alone are not enough on this thread, for example because calls are recorded.
+bool callsNeedHandler(const c10::OperatorHandle& op);
+
+// Returns the recipe of an unboxed call that the cache remembers: NOTE [Unboxed calls]. Returns null for calls whose
+// tensors need more than their recipe, or boxed arguments. The caller has checked `callsNeedHandler()`.
+std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key);
 
 // Returns true if an alias of `self`, the result of `op`, can be made without a recipe: its recipe would only copy the
 // geometry.

@@ -78,11 +78,12 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
   static Return call(DispatchKeySet keys, Arguments... arguments) {
     static const OperatorHandle op = handle();
     static const CallKey::Traits traits{op};
-    if (!(keys & kBelowFake).has(DispatchKey::Python)) {  // before 2.13: FakeCall::mustPassToPython()
+    if (!callsNeedHandler(op) &&
+        !(keys & kBelowFake).has(DispatchKey::Python)) {  // before 2.13: FakeCall::mustPassToPython()
       const CallKey key{op, traits, arguments...};
       if (isHitChecked()) {
         checkKey(op, key, arguments...);
-      } else if (const auto recipe = recipeOfHit(op, key)) {
+      } else if (const auto recipe = recipeOfHit(key)) {
         return make(op, *recipe, key.tensors(), arguments...);
       }
     }

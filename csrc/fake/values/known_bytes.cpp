@@ -41,7 +41,17 @@ bool isRoomFor(std::size_t nbytes, std::size_t copies = 1, bool is_routed = fals
 }
 
 // Known or assumed values of a fake storage, as opposed to recordings of deferred_init.
-class Values : public Provenance {};
+class Values : public Provenance {
+ public:
+  bool hasValues() const noexcept final {
+    return true;
+  }
+};
+
+bool hasValues(const Storage& fake) {
+  const auto provenance = provenanceOf(fake);
+  return provenance != nullptr && provenance->hasValues();
+}
 
 // The mark of a byte with a value: this bit and the kind of the value. Bytes without a value have the mark 0.
 constexpr std::uint8_t kHasValue = 0x80;
@@ -274,7 +284,7 @@ bool areSmall(c10::ArrayRef<c10::IValue> values) {
 
 bool hasValue(const Tensor& fake) noexcept {
   return fake.has_storage() && mayHaveProvenance(fake) && (hasSmallStorage(fake) || num_large > 0) &&
-         std::dynamic_pointer_cast<Values>(provenanceOf(fake.storage())) != nullptr;
+         hasValues(fake.storage());
 }
 
 ValueKind kindOf(const Tensor& fake) {
@@ -458,8 +468,7 @@ Tensor elementsOf(const Tensor& fake) {
 
 void forgetValues(const c10::IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
-    if (isFake(tensor) && tensor.has_storage() &&
-        std::dynamic_pointer_cast<Values>(provenanceOf(tensor.storage())) != nullptr) {
+    if (isFake(tensor) && tensor.has_storage() && hasValues(tensor.storage())) {
       setProvenance(tensor.storage(), nullptr, {});
     }
   });
