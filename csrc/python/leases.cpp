@@ -133,7 +133,11 @@ void bindLeases(pybind11::module_& module) {
   pybind11::class_<Lease, std::unique_ptr<Lease, pybind11::nodelete>>(module, "Lease")
       .def(pybind11::init([] { return new Lease; }))  // never freed: one per feature
       .def("hold", &hold)
-      .def("release", &Lease::release)
+      .def("release",
+           [](Lease& lease) {
+             lease.release();
+             return lease.isActive() == lease.isHeld();
+           })
       .def("is_held", &Lease::isHeld)
       .def("is_active", &Lease::isActive)
       .def("set_active", &setActive);

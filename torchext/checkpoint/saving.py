@@ -223,7 +223,7 @@ def _write_files(plan: CheckpointPlan, complete: set[str], progress: bool) -> No
     files = [file for file in plan.files.files if file.name not in complete]
     total = sum(plan.contents.nbytes_of(place.name) for file in files for place in file.header.places)
     with ExitStack() as stack:
-        step = stack.enter_context(progress_bar(total, progress, "saving"))
+        step = stack.enter_context(progress_bar(total, "saving")) if progress else None
         open_files = stack.enter_context(ExitStack())  # closed after the writer
         writer = stack.enter_context(Writer(step))
         memory = _C.RecycledMemory(plan.budget.slack)

@@ -6,6 +6,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import EllipsisType
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
@@ -30,7 +31,7 @@ from .explanations import Explanation, RecordedOperation, RecordedValue, explain
 from .initial_weights import check_init
 from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
 from .plans import PlannedOperation, ReplayPlan, plan
-from .recording import recording
+from .recording import Recording
 from .summaries import Summary, summary
 
 __all__ = [
@@ -105,14 +106,14 @@ def deferred_init(fn: Callable[..., T] | EllipsisType = ..., /, *args: Any, **kw
                 f"deferred_init() got an unexpected keyword argument '{name}'. Pass a function as the first positional "
                 "argument, as in deferred_init(fn, ...)."
             )
-        return Block("deferred_init", partial(recording, **kwargs), is_resumable=True)
+        return Block("deferred_init", partial(Recording, **kwargs), is_resumable=True)
     if not callable(fn):
         raise TypeError(f"deferred_init() takes a function or a class, but `fn` is a {type(fn).__name__}.")
     if "trace" in kwargs and not _accepts_trace(fn):
         warn_deprecated("deferred_init(fn, ..., trace=)", "with deferred_init(trace=...):")
-        with recording(trace=kwargs.pop("trace")):
+        with Recording(trace=kwargs.pop("trace")):
             return fn(*args, **kwargs)
-    with recording():
+    with Recording():
         return fn(*args, **kwargs)
 
 
@@ -241,18 +242,10 @@ def materialize_module(
     """
     if not isinstance(module, Module):
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
-    if isinstance(buffers_only, str | torch.device | torch.dtype):
-        raise TypeError(
-            f"materialize_module() takes `device=` and `dtype=` as keywords, but the second positional argument is "
-            f"{buffers_only!r}."
-        )
     check_is_dtype(dtype)
-    if isinstance(buffers_only, Optimizer | Sequence):
-        if optimizer:
-            raise TypeError("materialize_module() takes optimizers in one place, but they were given in two.")
-        warn_deprecated("materialize_module(module, optimizer)", "materialize_module(module, optimizer=optimizer)")
-        buffers_only, optimizer = False, buffers_only
-    optimizers = _optimizers(optimizer)
+    if not isinstance(buffers_only, bool):
+        buffers_only, optimizer = _by_position(buffers_only, optimizer)
+    optimizers = _optimizers(optimizer) if optimizer else ()
     tensors = _Tensors([], [], [])
     is_whole = not buffers_only and check_fn is None and device is None and dtype is None and check_ranks is False
     # If these are all fakes that exist, custom objects, gradients and optimizers hold no others.
@@ -273,8 +266,23 @@ def materialize_module(
     return module
 
 
-def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer]:
-    optimizers = [given] if isinstance(given, Optimizer) else given or ()
+def _by_position(second: Any, optimizer: Any) -> tuple[bool, Any]:
+    """Return `buffers_only` and `optimizer` of a call whose second positional argument is not a Boolean."""
+    if isinstance(second, str | torch.device | torch.dtype):
+        raise TypeError(
+            f"materialize_module() takes `device=` and `dtype=` as keywords, but the second positional argument is "
+            f"{second!r}."
+        )
+    if not isinstance(second, Optimizer | Sequence):
+        return second, optimizer
+    if optimizer:
+        raise TypeError("materialize_module() takes optimizers in one place, but they were given in two.")
+    warn_deprecated("materialize_module(module, optimizer)", "materialize_module(module, optimizer=optimizer)")
+    return False, second
+
+
+def _optimizers(given: Optimizer | Sequence[Optimizer]) -> Sequence[Optimizer]:
+    optimizers = [given] if isinstance(given, Optimizer) else given
     for one in optimizers if isinstance(optimizers, Sequence) else [optimizers]:
         if not isinstance(one, Optimizer):
             raise TypeError(f"materialize_module() takes optimizers, but was given a {type(one).__name__}.")
@@ -299,7 +307,7 @@ class _Tensors(NamedTuple):
         is_logged = logger.isEnabledFor(logging.INFO)
         total = _count_bytes(self.placed + others) if progress or is_logged else 0
         began = time.perf_counter()
-        with progress_bar(total, progress) as step:
+        with progress_bar(total) if progress else nullcontext() as step:
             _C.materialize(self.placed, others, _device(device), dtype, retain_graph, step)
         if is_logged:
             logger.info("Materialized %s in %.3f s.", readable(total), time.perf_counter() - began)

@@ -27,7 +27,7 @@ from ..tools.held_tensors import parts_of
 from .engines import Plan, apply_engine, check_engine, initialize_meta
 from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
 from .lone_ranks import Job, run_rank
-from .recording import recording
+from .recording import Recording
 
 __all__ = ["check_init"]
 
@@ -61,7 +61,7 @@ class _Program:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh("cpu", tuple(job.sizes.values()), mesh_dim_names=tuple(job.sizes))
-        with recording() if self.deferred else nullcontext():
+        with Recording() if self.deferred else nullcontext():
             module = self.build(mesh) if _takes_mesh(self.build) else self.build()
         if not isinstance(module, Module):
             raise TypeError(f"`build`: expected a module, got {type(module).__name__}.")
@@ -442,7 +442,7 @@ def _trace_file(job: Job) -> Path:
 
 def _trace(program: _Program, name: str, need: Need, job: Job) -> list[tuple[str, int, int]]:
     """Write the values of the part of a tensor, and return its sources."""
-    with recording(trace=True):
+    with Recording(trace=True):
         tensor = dict(_tensors(program.module(job)))[name]
     [values] = _values(tensor)
     is_whole = job.size == 1 and values.shape != need[1]

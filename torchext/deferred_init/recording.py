@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-
 from .. import _C
 from ..tools.leases import while_fakes_live
-from ..tools.source_lines import tracing
 from . import inductor, ranks
 
-__all__ = ["recording"]
+__all__ = ["Recording"]
 
 
-@contextmanager
-def recording(*, trace: bool = False) -> Iterator[None]:
-    """Record operators on the tensors that are constructed in the block, with their source lines if `trace` is set."""
-    inductor.teach_inductor()
-    ranks.teach_distributed_tensors()
-    with tracing() if trace else nullcontext(), while_fakes_live.hold():
+class Recording:
+    """Records operators on the tensors that are constructed in the block, with their source lines if `trace` is set.
+
+    Small modules are constructed in microseconds, so this is not a generator.
+    """
+
+    def __init__(self, *, trace: bool = False) -> None:
+        self._trace = trace
+
+    def __enter__(self) -> None:
+        inductor.teach_inductor()
+        ranks.teach_distributed_tensors()
+        while_fakes_live.acquire()
+        if self._trace:
+            _C.enter_tracing()
         _C.enter_deferred_init()
+
+    def __exit__(self, *error: object) -> None:
         try:
-            yield
-        finally:
             _C.leave_deferred_init()
+            if self._trace:
+                _C.leave_tracing()
+        finally:
+            while_fakes_live.release()

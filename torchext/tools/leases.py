@@ -149,8 +149,7 @@ class Lease:
 
     def release(self) -> None:
         """Undo one `acquire()`."""
-        self._count.release()
-        if not self.is_settled:
+        if not self._count.release():
             self.settle()
 
     def settle(self) -> None:
