@@ -248,6 +248,18 @@ def test_nothing_stays_replaced_when_a_declaration_fails(lease: Lease) -> None:
     assert Owner.method.__code__ is code
 
 
+def test_a_replacement_that_cannot_be_made_does_not_concern_other_leases(lease: Lease) -> None:
+    def make(_original: Any) -> Any:
+        raise ZeroDivisionError("cannot be made")
+
+    lease.patch(Owner, "method", make, "a test")
+    with fake_mode():
+        assert is_fake(torch.ones(2))
+    with pytest.raises(ZeroDivisionError, match="cannot be made"), lease.hold():
+        pass
+    assert Owner().method() == "original"
+
+
 def test_patch_of_a_missing_function_is_an_error(lease: Lease) -> None:
     with pytest.raises(PatchError, match=r"torchext replaces .*\.Owner\.missing, which PyTorch .* does not have"):
         lease.patch(Owner, "missing", saying("first"), "a test")

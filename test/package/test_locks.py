@@ -208,6 +208,41 @@ def test_python_code_does_not_run_under_locks_that_exclude_it() -> None:
         _C.Lock("doors")
 
 
+def test_threads_and_forks_share_the_cache_while_locks_are_not_checked() -> None:
+    program = """
+import os, signal, threading
+import torch
+from torchext.fake import fake_mode
+
+def call() -> None:
+    with fake_mode():
+        x = torch.empty(8, 8)
+        for _ in range(2000):
+            assert x.view(-1).detach()[2:].unsqueeze(0).shape == (1, 62)
+            assert torch.arange(6)[3].item() == 3
+    done.append(1)
+
+done = []
+signal.alarm(120)
+threads = [threading.Thread(target=call) for _ in range(4)]
+for thread in threads:
+    thread.start()
+children = 0
+while len(done) < 4:
+    child = os.fork()
+    if child == 0:
+        with fake_mode():
+            os._exit(torch.zeros(3, 4).view(-1).detach().dim())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    children += 1
+    if not any(thread.is_alive() for thread in threads):
+        break
+print(len(done), children > 0)
+"""
+    result = run(program, TORCHEXT_CHECK_LOCKS="0")
+    assert result.stdout == "4 True\n", result.stderr
+
+
 def test_locks_are_held_by_one_thread() -> None:
     lock = _C.Lock("patches")
     assert lock.acquire()

@@ -8,6 +8,7 @@ holder of the lease and removed after the last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from .. import _C
@@ -179,7 +180,8 @@ class Lease:
         self._count.set_active(is_wanted)
         for lease in leases:
             if not lease._declarations:
-                lease._offer_switch()
+                with suppress(Exception):  # settling that lease raises it
+                    lease._offer_switch()
 
     def _offer_switch(self) -> None:
         """Let the core install and remove the patches alone, while no rival is active."""
