@@ -49,12 +49,13 @@ bool isFakeMode() {
   return areFactoriesFake() && !isInKernelOfFakeTensorMode();
 }
 
-std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key) {
+std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_values) {
   if (!key.isComplete() || needsHandler(key.tensors(), key.numFakes())) {
     return nullptr;
   }
-  auto recipe =
-      metadataCache().find(key, [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); });
+  const auto has_results = [](const ResultRecipe& found) { return !found.refuses(); };
+  const auto has_only_results = [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); };
+  auto recipe = metadataCache().find(key, gives_values ? MetadataCache::Wanted{has_results} : has_only_results);
   return recipe != nullptr && recipe->canBeMade(key.tensors()) ? recipe : nullptr;
 }
 

@@ -18,8 +18,9 @@ bool isFakeMode();
 bool callsNeedHandler(const c10::OperatorHandle& op);
 
 // Returns the recipe of an unboxed call that the cache remembers: NOTE [Unboxed calls]. Returns null for calls whose
-// tensors need more than their recipe, or boxed arguments. The caller has checked `callsNeedHandler()`.
-std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key);
+// tensors need more than their recipe, or boxed arguments. The caller has checked `callsNeedHandler()`. `gives_values`:
+// whether the caller gives the results the values that a factory makes.
+std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_values);
 
 // Returns true if an alias of `self`, the result of `op`, can be made without a recipe: its recipe would only copy the
 // geometry.

@@ -13,14 +13,19 @@
 
 #include "cache/call_key.h"
 #include "cache/hit_checks.h"
+#include "calls/recording.h"
 #include "fake_handler.h"
 #include "hits.h"
+#include "layouts/kinds/sparse_fakes.h"
 #include "resize.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_tensor_impl.h"
+#include "values/known_bytes.h"
+#include "values/known_values.h"
 
 namespace torchext {
 
+using at::Scalar;
 using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
@@ -65,6 +70,32 @@ const First& firstOf(const First& first, const Others&... /*others*/) {
   return first;
 }
 
+template <typename Operator, typename... Operators>
+constexpr bool kIsAmong = (std::is_same_v<Operator, Operators> || ...);
+
+template <typename Operator>
+constexpr bool kMakesFill = kIsAmong<Operator, at::_ops::zeros, at::_ops::zeros_like, at::_ops::ones>;
+
+// Factories that are given their values here: NOTE [Known values].
+template <typename Operator>
+constexpr bool kMakesValues = kMakesFill<Operator> || kIsAmong<Operator, at::_ops::arange, at::_ops::arange_start_step>;
+
+template <typename... Options>
+void setRangeOf(const Tensor& result, const Scalar& end, const Options&... /*options*/) {
+  setRange(result, 0, end, 1);
+}
+
+template <typename... Options>
+void setRangeOf(
+    const Tensor& result, const Scalar& start, const Scalar& end, const Scalar& step, const Options&... /*options*/) {
+  setRange(result, start, end, step);
+}
+
+// Returns true if a mode or a subclass must receive the call first. Before 2.13: FakeCall::mustPassToPython().
+bool isForPython(DispatchKeySet keys) {
+  return (keys & kBelowFake).has(DispatchKey::Python);
+}
+
 template <typename Operator, typename Schema = typename Operator::schema>
 struct UnboxedKernel;
 
@@ -78,12 +109,11 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
   static Return call(DispatchKeySet keys, Arguments... arguments) {
     static const OperatorHandle op = handle();
     static const CallKey::Traits traits{op};
-    if (!callsNeedHandler(op) &&
-        !(keys & kBelowFake).has(DispatchKey::Python)) {  // before 2.13: FakeCall::mustPassToPython()
+    if (!isForPython(keys) && !callsNeedHandler(op)) {
       const CallKey key{op, traits, arguments...};
       if (isHitChecked()) {
         checkKey(op, key, arguments...);
-      } else if (const auto recipe = recipeOfHit(key)) {
+      } else if (const auto recipe = recipeOfHit(key, kMakesValues<Operator>)) {
         return make(op, *recipe, key.tensors(), arguments...);
       }
     }
@@ -107,11 +137,24 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
     } else if constexpr (std::is_same_v<Return, Tensor>) {
       Tensor result = recipe.makeOne(tensors);
       countHit(op, recipe.scratch(), [&] { return Results{result}; });
+      if constexpr (kMakesValues<Operator>) {
+        if (recipe.makesValues() && isFakeMode()) {
+          giveValues(result, arguments...);
+        }
+      }
       return result;
     } else {
       Results results = recipe.make(tensors);
       countHit(op, recipe.scratch(), [&]() -> const Results& { return results; });
       return Returned<Return>::of(results.data());
+    }
+  }
+
+  static void giveValues(const Tensor& result, const std::remove_reference_t<Arguments>&... arguments) {
+    if constexpr (kMakesFill<Operator>) {
+      setFill(result, std::is_same_v<Operator, at::_ops::ones>);
+    } else {
+      setRangeOf(result, arguments...);
     }
   }
 
@@ -124,28 +167,13 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
   }
 };
 
-template <typename Operator>
-void registerOne(torch::Library& library) {
-  std::string name = Operator::name;
-  if (*Operator::overload_name != '\0') {
-    name += std::string{"."} + Operator::overload_name;
-  }
-  library.impl(name.c_str(), TORCH_FN(UnboxedKernel<Operator>::call));
-}
-
-template <typename... Operators>
-void registerAll(torch::Library& library) {
-  (registerOne<Operators>(library), ...);
-}
-
 // An operator that returns an alias of its argument with the same geometry.
 template <typename Operator>
 Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
   using Kernel = UnboxedKernel<Operator>;
   static const OperatorHandle op = Kernel::handle();
   static const PureKernels kernels{op};
-  if (kernels.areUnchanged(op) && !(keys & kBelowFake).has(DispatchKey::Python) && canBeAliased(op, self) &&
-      !isHitChecked()) {
+  if (kernels.areUnchanged(op) && !isForPython(keys) && canBeAliased(op, self) && !isHitChecked()) {
     Tensor result = makeFakeView(self, *self.unsafeGetTensorImpl());
     countHit(op, /*scratch=*/nullptr, [&] { return Results{result}; });
     return result;
@@ -153,13 +181,60 @@ Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
   return Kernel::call(keys, self);
 }
 
+// An operator that returns or sets a field of a sparse tensor, by the same kernel on all devices.
+template <typename Operator, typename Schema = typename Operator::schema>
+struct SparseField;
+
+template <typename Operator, typename Return, typename Self, typename... Others>
+struct SparseField<Operator, Return(Self, Others...)> {
+  static Return call(DispatchKeySet keys, Self self, Others... others) {
+    static const OperatorHandle op = UnboxedKernel<Operator>::handle();
+    if (!isForPython(keys) && !callsNeedHandler(op) && !haveHandlersRecorder() && isSparseFake(self)) {
+      const DispatchKey kernel = c10::computeDispatchKey(c10::kFloat, self.layout(), c10::kCPU);
+      return Operator::redispatch(DispatchKeySet{kernel}, self, others...);
+    }
+    return UnboxedKernel<Operator>::call(keys, self, others...);
+  }
+};
+
+// Reads a known value: `item()`.
+Scalar readKnown(DispatchKeySet keys, const Tensor& self) {
+  using Operator = at::_ops::_local_scalar_dense;
+  static const OperatorHandle op = UnboxedKernel<Operator>::handle();
+  if (!isForPython(keys) && !callsNeedHandler(op) && !haveHandlersRecorder()) {
+    if (const Tensor value = knownValueOf(self); value.defined() && !value.key_set().has_any(kLazyBits)) {
+      return Operator::redispatch(DispatchKeySet{DispatchKey::CPU}, value);
+    }
+  }
+  return UnboxedKernel<Operator>::call(keys, self);
+}
+
 // NOTE [Resizing to the same size]
 const Tensor& resizeFake(DispatchKeySet keys,
                          const Tensor& self,
                          c10::SymIntArrayRef size,
                          std::optional<c10::MemoryFormat> format) {
-  const bool is_done = isResizeToSameSize(self, size, format) && !(keys & kBelowFake).has(DispatchKey::Python);
+  const bool is_done = isResizeToSameSize(self, size, format) && !isForPython(keys);
   return is_done ? self : UnboxedKernel<at::_ops::resize_>::call(keys, self, size, format);
+}
+
+template <template <typename...> class Kernel, typename Operator>
+void registerOne(torch::Library& library) {
+  std::string name = Operator::name;
+  if (*Operator::overload_name != '\0') {
+    name += std::string{"."} + Operator::overload_name;
+  }
+  library.impl(name.c_str(), TORCH_FN((Kernel<Operator, typename Operator::schema>::call)));
+}
+
+template <typename... Operators>
+void registerAll(torch::Library& library) {
+  (registerOne<UnboxedKernel, Operators>(library), ...);
+}
+
+template <typename... Operators>
+void registerFields(torch::Library& library) {
+  (registerOne<SparseField, Operators>(library), ...);
 }
 
 }  // namespace
@@ -170,6 +245,7 @@ void registerUnboxedCalls() {
   library->impl("resize_", &resizeFake);
   library->impl("alias", &aliasFake<at::_ops::alias>);
   library->impl("detach", &aliasFake<at::_ops::detach>);
+  library->impl("_local_scalar_dense", &readKnown);
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): only the names of operators
   // Views.
   registerAll<view, t, transpose_int, slice_Tensor, select_int, expand, permute, unsqueeze, squeeze, squeeze_dim,
@@ -179,6 +255,9 @@ void registerUnboxedCalls() {
   // Factories.
   registerAll<empty_memory_format, empty_like, empty_strided, new_empty, at::_ops::clone, _to_copy, zeros_like>(
       *library);
+  registerAll<zeros, ones, arange, arange_start_step>(*library);
+  registerFields<_nnz, _indices, _values, sparse_dim, dense_dim, is_coalesced, _coalesced_, at::_ops::values,
+                 crow_indices, col_indices, ccol_indices, row_indices>(*library);
   // Forward and backward passes.
   registerAll<mm, bmm, addmm, add_Tensor, sub_Tensor, mul_Tensor, mul_Scalar, div_Tensor, div_Scalar, neg, sum,
               sum_dim_IntList, mean_dim, pow_Tensor_Scalar, rsqrt, at::_ops::sqrt, cat, relu, threshold_backward, silu,

@@ -63,6 +63,8 @@ CALLS: dict[str, Callable[[], list[Any]]] = {
     "addcmul_": lambda: [*two(), torch.empty(SIZE)],
     "addmm": lambda: [torch.empty(700), torch.empty(6, 9), torch.empty(9, 700)],
     "alias": one,
+    "arange": lambda: [9],
+    "arange.start_step": lambda: [9, 2, -3],
     "as_strided": of([5, 5], [1, 5], 3),
     "bmm": lambda: [torch.empty(2, 6, 9), torch.empty(2, 9, 700)],
     "cat": lambda: [two(), 1],
@@ -98,6 +100,7 @@ CALLS: dict[str, Callable[[], list[Any]]] = {
     ],
     "neg": one,
     "new_empty": of([2, 700]),
+    "ones": lambda: [[3, 700]],
     "permute": of([1, 0]),
     "pow.Tensor_Scalar": of(2),
     "relu": one,
@@ -127,13 +130,45 @@ CALLS: dict[str, Callable[[], list[Any]]] = {
     "unsqueeze_": of(-1),
     "view": of([700, -1]),
     "zero_": one,
+    "zeros": lambda: [[3, 700]],
     "zeros_like": one,
+}
+
+
+def coo() -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.arange(6).view(2, 3), torch.empty(3), (7, 8), is_coalesced=True)
+
+
+def csr() -> torch.Tensor:
+    return torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), torch.empty(3), (3, 5))
+
+
+def csc() -> torch.Tensor:
+    return torch.sparse_csc_tensor(torch.arange(4), torch.arange(3), torch.empty(3), (5, 3))
+
+
+# Operators on sparse tensors, which no key describes.
+FIELDS: dict[str, Callable[[], list[Any]]] = {
+    "_coalesced_": lambda: [coo(), False],
+    "_indices": lambda: [coo()],
+    "_nnz": lambda: [coo()],
+    "_values": lambda: [coo()],
+    "ccol_indices": lambda: [csc()],
+    "col_indices": lambda: [csr()],
+    "crow_indices": lambda: [csr()],
+    "dense_dim": lambda: [coo()],
+    "is_coalesced": lambda: [coo()],
+    "row_indices": lambda: [csc()],
+    "sparse_dim": lambda: [coo()],
+    "values": lambda: [csr()],
 }
 NUMBERS = ("add", "sub", "mul", "div", "lerp", "addcdiv")
 
 
 def overload(name: str) -> Any:
     packet, _, rest = name.partition(".")
+    if packet in ("arange", "ones", "zeros"):
+        return getattr(torch, packet)  # not the overload, whose fill counts as a write
     return getattr(getattr(torch.ops.aten, packet), rest or "default")
 
 
@@ -194,7 +229,60 @@ def names_of_unboxed() -> set[str]:
 
 
 def test_each_operator_is_tested() -> None:
-    assert names_of_unboxed() == set(CALLS)
+    assert names_of_unboxed() == {*CALLS, *FIELDS, "_local_scalar_dense"}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("is_tracked", [False, True])
+def test_fields_of_sparse_tensors(name: str, is_tracked: bool) -> None:
+    def found() -> tuple[Any, ...]:
+        result = overload(name)(*FIELDS[name]())
+        if not isinstance(result, torch.Tensor):
+            return (result,)
+        is_coalesced = result.layout == torch.sparse_coo and result.is_coalesced()
+        return result.dtype, result.size(), result.layout, result._version, is_coalesced
+
+    real = found()
+    with fake_mode(), track_memory() if is_tracked else nullcontext():
+        assert found() == real
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int32, torch.bfloat16, torch.float64])
+def test_values_of_cached_factories(dtype: torch.dtype | None) -> None:
+    def values() -> list[Any]:
+        made = [
+            torch.arange(5, dtype=dtype),
+            torch.arange(2, 9.5, dtype=dtype),
+            torch.arange(9, 2, -3, dtype=dtype),
+            torch.arange(0, 70_000, dtype=dtype)[-3:],
+            torch.ones(2, dtype=dtype),
+            torch.zeros(2, dtype=dtype),
+            torch.zeros_like(torch.ones(3, dtype=dtype)),
+        ]
+        return [element.item() for tensor in made for element in tensor]
+
+    real = values()
+    with fake_mode():
+        assert values() == real
+        hits = cache_info().hits
+        assert values() == real
+        assert cache_info().hits > hits
+
+
+def test_ranges_can_be_written() -> None:
+    with fake_mode():
+        for _ in range(2):
+            numbers = torch.arange(4)
+            numbers[1] = 7
+            numbers += 1
+            assert [number.item() for number in numbers] == [1, 8, 3, 4]
+
+
+def test_lazy_bits_of_known_values_are_resolved() -> None:
+    with fake_mode():
+        assert torch.tensor([1 + 2j]).conj().item() == 1 - 2j
+        assert torch.tensor([1 + 2j]).conj().imag.item() == -2
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <c10/core/Storage.h>
 #include <c10/util/accumulate.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/no_observers.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
@@ -21,6 +24,7 @@
 
 namespace torchext {
 
+using at::Scalar;
 using at::Tensor;
 using c10::Storage;
 
@@ -145,10 +149,13 @@ class KnownBytes final : public Values {
   std::atomic<std::size_t>& total_{isRouted(kind_) || isLarge() ? routed_bytes_of_all : bytes_of_all};
 };
 
-// Zeros or ones whose bytes are made when they are read: many tensors of zeros are overwritten first.
-class KnownFill final : public Values {
+// The values of a factory, whose bytes are made when they are read: many such tensors are overwritten first, or are
+// never read.
+class UnreadValues final : public Values {
  public:
-  KnownFill(c10::ScalarType dtype, bool is_ones) : dtype_{dtype}, is_ones_{is_ones} {}
+  using Write = std::function<void(Tensor& zeros)>;
+
+  UnreadValues(c10::ScalarType dtype, Write write) : dtype_{dtype}, write_{std::move(write)} {}
 
   // Returns null if there is no room.
   std::shared_ptr<KnownBytes> makeBytes(std::size_t nbytes) const {
@@ -156,17 +163,17 @@ class KnownFill final : public Values {
       return nullptr;
     }
     Storage bytes = makeZeroStorage(nbytes);
-    if (is_ones_) {
-      const HiddenCalls guard;
-      const auto count = static_cast<std::int64_t>(nbytes / c10::elementSize(dtype_));
-      makeStridedTensor(bytes, dtype_, {count}, {1}, 0, {}).fill_(1);
-    }
+    const HiddenCalls guard;
+    const NoObservers no_observers;  // profilers recorded the factory
+    const auto count = static_cast<std::int64_t>(nbytes / c10::elementSize(dtype_));
+    Tensor zeros = makeStridedTensor(bytes, dtype_, {count}, {1}, 0, {});
+    write_(zeros);
     return std::make_shared<KnownBytes>(std::move(bytes), ValueKind::kKnown);
   }
 
  private:
-  c10::ScalarType dtype_;
-  bool is_ones_;
+  const c10::ScalarType dtype_;
+  const Write write_;
 };
 
 // A large tensor whose elements are assumed to repeat.
@@ -205,14 +212,20 @@ void setBytes(const Tensor& fake, Storage bytes, ValueKind kind, Storage marks =
   setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind, std::move(marks)), {});
 }
 
+void setUnread(const Tensor& fake, UnreadValues::Write write) {
+  if (hasSmallStorage(fake) && !fake.is_meta()) {
+    setProvenance(fake.storage(), std::make_shared<UnreadValues>(fake.scalar_type(), std::move(write)), {});
+  }
+}
+
 // Returns the known bytes of the storage of `tensor`, or null.
 std::shared_ptr<KnownBytes> bytesOf(const Tensor& tensor) {
   if (!hasSmallStorage(tensor)) {
     return nullptr;
   }
   auto provenance = provenanceOf(tensor.storage());
-  if (const auto fill = std::dynamic_pointer_cast<KnownFill>(provenance)) {
-    provenance = replaceProvenance(tensor.storage(), *fill, fill->makeBytes(tensor.storage().nbytes()));
+  if (const auto unread = std::dynamic_pointer_cast<UnreadValues>(provenance)) {
+    provenance = replaceProvenance(tensor.storage(), *unread, unread->makeBytes(tensor.storage().nbytes()));
   }
   return std::dynamic_pointer_cast<KnownBytes>(std::move(provenance));
 }
@@ -341,9 +354,15 @@ void setValue(const Tensor& fake, const Tensor& value, ValueKind kind) {
 }
 
 void setFill(const Tensor& fake, bool value) {
-  if (hasSmallStorage(fake) && !fake.is_meta()) {
-    setProvenance(fake.storage(), std::make_shared<KnownFill>(fake.scalar_type(), value), {});
-  }
+  setUnread(fake, [value](Tensor& zeros) {
+    if (value) {
+      zeros.fill_(1);
+    }
+  });
+}
+
+void setRange(const Tensor& fake, const Scalar& start, const Scalar& end, const Scalar& step) {
+  setUnread(fake, [=](Tensor& zeros) { at::arange_out(zeros, start, end, step); });
 }
 
 bool makeBytes(const Tensor& fake, ValueKind kind) {

@@ -16,7 +16,7 @@
 //   * Any other operator that writes to the storage makes the values unknown.
 //
 // All values together occupy at most kMaxKnownBytesOfAll: beyond that, new values are unknown, except for storages of
-// kFewBytes. Zeros and ones occupy no memory until they are read.
+// kFewBytes. Zeros, ones and ranges occupy no memory until they are read.
 //
 // While deferred_init records, it keeps the values itself, so no values become known here.
 
