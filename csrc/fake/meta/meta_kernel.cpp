@@ -114,9 +114,11 @@ const OperatorSet isLaidOutContiguously{
     Overloads::kNamed};
 
 // Returns the C++ Meta kernel of a structured operator, or an invalid kernel: NOTE [C++ Meta kernels].
-c10::KernelFunction structuredKernelOf(const OperatorHandle& op) {
+c10::KernelFunction structuredKernelOf(const OperatorHandle& op, const Stack& stack) {
   const auto device = deviceOfMetaCall();
-  const bool is_shared = device && (device->is_cpu() || (device->is_cuda() && op.hasTag(at::Tag::pointwise)));
+  const bool is_real = !hasComplex(topOf(stack, op.schema().arguments().size()));
+  const bool is_shared = op.hasTag(at::Tag::pointwise) ? device && (device->is_cpu() || device->is_cuda())
+                                                       : device && device->is_cpu() && is_real;
   return is_shared && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)
              ? overriddenKernelOf(op, DispatchKey::Meta)
              : c10::KernelFunction{};
@@ -134,7 +136,7 @@ Tensor numberOnMeta(const Tensor& tensor) {
 
 void callKernel(const OperatorHandle& op, Stack& stack) {
   constexpr c10::DispatchKeySet kMeta{DispatchKey::Meta};
-  if (const auto structured = structuredKernelOf(op); structured.isValid()) {
+  if (const auto structured = structuredKernelOf(op, stack); structured.isValid()) {
     mapTensors(stack, op.schema().arguments().size(), numberOnMeta);
     structured.callBoxed(op, kMeta, &stack);
   } else {

@@ -9,8 +9,8 @@
 // their dtypes, strides or errors may differ from eager ones. So these are used instead:
 //
 //   * for structured operators, the C++ Meta kernel that the Python function overrides: the code with which the kernels
-//     of all devices check their arguments and make their results. On CUDA only for elementwise operators: a few others
-//     (`linalg_lu_factor_ex`) check the device;
+//     of all devices check their arguments and make their results. If the operator is not elementwise, only for real
+//     numbers on the CPU: `linalg_lu_factor_ex` checks the device, and the kernel of `linalg_lu_solve` conjugates;
 //   * for small calls on the CPU, a trial: NOTE [Trials instead of Meta kernels];
 //   * composite C++ code on the meta device, if its results differ from those of the Python function.
 //
