@@ -10,10 +10,7 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """Records operators on the tensors that are constructed in the block, with their source lines if `trace` is set.
-
-    Small modules are constructed in microseconds, so this is not a generator.
-    """
+    """Records operators on the tensors that are constructed in the block, with their source lines if `trace` is set."""
 
     def __init__(self, *, trace: bool = False) -> None:
         self._trace = trace

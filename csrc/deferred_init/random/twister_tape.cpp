@@ -83,49 +83,30 @@ void recordMove(const at::mt19937_data_pod& engine, std::uint64_t draws) {
   last_position.engine = engine;
 }
 
-// A generator to draw from, and the position of its engine. The tape is 0 if the position is unknown.
-struct Cursor {
-  Generator generator;  // undefined until it is used
-  std::uint64_t tape = 0;
-  std::uint64_t draws = 0;
-  std::uint64_t last_use = 0;
-};
-
-bool isUsedBefore(const Cursor& a, const Cursor& b) {
-  return a.last_use < b.last_use;
-}
-
-using Cursors = std::array<Cursor, 4>;
-
 // Continuing where an operator ended costs nothing. There are several generators, because the draws of one tensor come
 // from several ranges of the tape: a constructor draws for each tensor in turn, and `init_weights()` repeats that.
-// The thread keeps them for its next replay, unless an error has left one anywhere.
 class Twisters final : public PrivateGenerators {
  public:
-  Twisters() : cursors_{std::exchange(kept, {})} {}
-  C10_DISABLE_COPY_AND_ASSIGN(Twisters);
-  ~Twisters() override {
-    if (std::uncaught_exceptions() == exceptions_) {
-      kept = std::move(cursors_);
-    }
-  }
-
   const Generator& moveTo(const TapePosition& position, bool draws) override;
 
  private:
+  struct Cursor {
+    Generator generator;  // undefined until it is used
+    // The position of the generator's engine. The tape is 0 if the position is unknown.
+    std::uint64_t tape = 0;
+    std::uint64_t draws = 0;
+    std::uint64_t last_use = 0;
+  };
+
   // Returns the nearest cursor between the mark of `position` and `position`, or null.
   Cursor* nearest(const TwisterPosition& position);
   Cursor& leastRecentlyUsed();
 
-  static thread_local Cursors kept;
-
-  Cursors cursors_;
-  const int exceptions_ = std::uncaught_exceptions();
+  std::array<Cursor, 4> cursors_;
+  std::uint64_t uses_ = 0;
 };
 
-thread_local Cursors Twisters::kept;
-
-Cursor* Twisters::nearest(const TwisterPosition& position) {
+Twisters::Cursor* Twisters::nearest(const TwisterPosition& position) {
   Cursor* found = nullptr;
   for (Cursor& cursor : cursors_) {
     const bool is_on_the_way = cursor.tape == position.mark().tape() && position.mark().draws() <= cursor.draws &&
@@ -137,8 +118,9 @@ Cursor* Twisters::nearest(const TwisterPosition& position) {
   return found;
 }
 
-Cursor& Twisters::leastRecentlyUsed() {
-  return *std::min_element(cursors_.begin(), cursors_.end(), isUsedBefore);
+Twisters::Cursor& Twisters::leastRecentlyUsed() {
+  return *std::min_element(cursors_.begin(), cursors_.end(),
+                           [](const Cursor& a, const Cursor& b) { return a.last_use < b.last_use; });
 }
 
 // If the nearest cursor would have to move, it stays for operators that continue there, and the least recently used
@@ -160,7 +142,7 @@ const Generator& Twisters::moveTo(const TapePosition& place, bool draws) {
   setKeptNormals(impl, position.kept());
   cursor.tape = !draws || position.length() ? position.mark().tape() : 0;
   cursor.draws = position.draws() + (draws ? position.length().value_or(0) : 0);
-  cursor.last_use = std::max_element(cursors_.begin(), cursors_.end(), isUsedBefore)->last_use + 1;
+  cursor.last_use = ++uses_;
   return cursor.generator;
 }
 

@@ -34,11 +34,6 @@ class Provenance {
   Provenance() = default;
   C10_DISABLE_COPY_AND_ASSIGN(Provenance);
   virtual ~Provenance() = default;
-
-  // Returns true for known values: fake/values/known_bytes.h.
-  virtual bool hasValues() const noexcept {
-    return false;
-  }
 };
 
 // Makes a storage of `nbytes` bytes on `device` that has no memory.

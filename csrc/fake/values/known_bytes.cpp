@@ -45,17 +45,7 @@ bool isRoomFor(std::size_t nbytes, std::size_t copies = 1, bool is_routed = fals
 }
 
 // Known or assumed values of a fake storage, as opposed to recordings of deferred_init.
-class Values : public Provenance {
- public:
-  bool hasValues() const noexcept final {
-    return true;
-  }
-};
-
-bool hasValues(const Storage& fake) {
-  const auto provenance = provenanceOf(fake);
-  return provenance != nullptr && provenance->hasValues();
-}
+class Values : public Provenance {};
 
 // The mark of a byte with a value: this bit and the kind of the value. Bytes without a value have the mark 0.
 constexpr std::uint8_t kHasValue = 0x80;
@@ -297,7 +287,7 @@ bool areSmall(c10::ArrayRef<c10::IValue> values) {
 
 bool hasValue(const Tensor& fake) noexcept {
   return fake.has_storage() && mayHaveProvenance(fake) && (hasSmallStorage(fake) || num_large > 0) &&
-         hasValues(fake.storage());
+         std::dynamic_pointer_cast<Values>(provenanceOf(fake.storage())) != nullptr;
 }
 
 ValueKind kindOf(const Tensor& fake) {
@@ -487,7 +477,8 @@ Tensor elementsOf(const Tensor& fake) {
 
 void forgetValues(const c10::IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
-    if (isFake(tensor) && tensor.has_storage() && hasValues(tensor.storage())) {
+    if (isFake(tensor) && tensor.has_storage() &&
+        std::dynamic_pointer_cast<Values>(provenanceOf(tensor.storage())) != nullptr) {
       setProvenance(tensor.storage(), nullptr, {});
     }
   });
