@@ -24,7 +24,7 @@ from torchext.deferred_init import defer_again, deferred_init, is_deferred, mate
 from torchext.errors import PatchError
 from torchext.fake import fake_like, fake_mode, is_fake
 from torchext.inspect import patches
-from torchext.tools.leases import Lease, leases, while_fakes_live
+from torchext.tools.leases import Lease, leases, settle, while_fakes_live
 
 pytestmark = pytest.mark.usefixtures("frozen_past")
 
@@ -248,7 +248,7 @@ def test_nothing_stays_replaced_when_a_declaration_fails(lease: Lease) -> None:
     assert Owner.method.__code__ is code
 
 
-def test_a_replacement_that_cannot_be_made_does_not_concern_other_leases(lease: Lease) -> None:
+def test_a_replacement_that_cannot_be_made_does_not_affect_other_leases(lease: Lease) -> None:
     def make(_original: Any) -> Any:
         raise ZeroDivisionError("cannot be made")
 
@@ -258,6 +258,19 @@ def test_a_replacement_that_cannot_be_made_does_not_concern_other_leases(lease: 
     with pytest.raises(ZeroDivisionError, match="cannot be made"), lease.hold():
         pass
     assert Owner().method() == "original"
+    other = Lease("a later one")
+    try:
+        other.patch(Owner, "__repr__", lambda _: lambda _: "replaced", "a test")
+        for one in (lease, other):
+            one._count.hold()
+        with pytest.raises(ZeroDivisionError, match="cannot be made"):
+            settle(True)
+        assert repr(Owner()) == "replaced"
+    finally:
+        for one in (lease, other):
+            one._count.release()
+        other.settle()
+        leases.remove(other)
 
 
 def test_patch_of_a_missing_function_is_an_error(lease: Lease) -> None:

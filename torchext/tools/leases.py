@@ -8,7 +8,7 @@ holder of the lease and removed after the last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from .. import _C
@@ -180,13 +180,13 @@ class Lease:
         self._count.set_active(is_wanted)
         for lease in leases:
             if not lease._declarations:
-                with suppress(Exception):  # settling that lease raises it
-                    lease._offer_switch()
+                lease._offer_switch()
 
     def _offer_switch(self) -> None:
         """Let the core install and remove the patches alone, while no rival is active."""
         rivals = [rival._count for rival in self._rivals()]
-        _C.offer_switch(self._count, self._steps_alone(True), self._steps_alone(False), rivals)
+        with suppress(Exception):  # `settle()` of this lease raises the errors of its replacements
+            _C.offer_switch(self._count, self._steps_alone(True), self._steps_alone(False), rivals)
 
     def _rivals(self) -> list[Lease]:
         """Return the other leases that patch the same targets."""
@@ -242,9 +242,9 @@ def settle(is_urgent: bool) -> None:
 
 
 def _settle() -> None:
-    for lease in leases:
-        if not lease.is_settled:
-            lease.settle()
+    with ExitStack() as stack:  # an error of one lease does not keep the others from being settled
+        for lease in reversed(leases):
+            stack.callback(lease.settle)
 
 
 _C.provide("settle_leases", settle)
