@@ -59,8 +59,8 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
   return recipe != nullptr && recipe->canBeMade(key.tensors()) ? recipe : nullptr;
 }
 
-bool canBeAliased(const OperatorHandle& op, const Tensor& self) {
-  return isPlainFake(self) && !callsNeedHandler(op) && !needsHandler(self);
+bool canBeAliased(const Tensor& self) {
+  return isPlainFake(self) && !needsHandler(self);
 }
 
 // The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels

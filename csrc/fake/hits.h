@@ -22,9 +22,9 @@ bool callsNeedHandler(const c10::OperatorHandle& op);
 // whether the caller gives the results the values that a factory makes.
 std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_values);
 
-// Returns true if an alias of `self`, the result of `op`, can be made without a recipe: its recipe would only copy the
-// geometry.
-bool canBeAliased(const c10::OperatorHandle& op, const at::Tensor& self);
+// Returns true if an alias of `self` can be made without a recipe, which would only copy the geometry. The caller has
+// checked `callsNeedHandler()`.
+bool canBeAliased(const at::Tensor& self);
 
 // Counts the memory that the kernel of a call allocates: `scratch`, if any, and its results, which `results` returns.
 template <typename MakeResults>

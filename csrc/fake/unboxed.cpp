@@ -167,13 +167,18 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
   }
 };
 
+// Returns true if a call needs neither Python nor the handler, and no comparison: NOTE [Checking hits].
+bool isAnsweredHere(const OperatorHandle& op, DispatchKeySet keys) {
+  return !isForPython(keys) && !callsNeedHandler(op) && !isHitChecked();
+}
+
 // An operator that returns an alias of its argument with the same geometry.
 template <typename Operator>
 Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
   using Kernel = UnboxedKernel<Operator>;
   static const OperatorHandle op = Kernel::handle();
   static const PureKernels kernels{op};
-  if (kernels.areUnchanged(op) && !isForPython(keys) && canBeAliased(op, self) && !isHitChecked()) {
+  if (isAnsweredHere(op, keys) && kernels.areUnchanged(op) && canBeAliased(self)) {
     Tensor result = makeFakeView(self, *self.unsafeGetTensorImpl());
     countHit(op, /*scratch=*/nullptr, [&] { return Results{result}; });
     return result;
@@ -189,9 +194,11 @@ template <typename Operator, typename Return, typename Self, typename... Others>
 struct SparseField<Operator, Return(Self, Others...)> {
   static Return call(DispatchKeySet keys, Self self, Others... others) {
     static const OperatorHandle op = UnboxedKernel<Operator>::handle();
-    if (!isForPython(keys) && !callsNeedHandler(op) && !haveHandlersRecorder() && isSparseFake(self)) {
+    if (isAnsweredHere(op, keys) && !haveHandlersRecorder() && isSparseFake(self)) {
       const DispatchKey kernel = c10::computeDispatchKey(c10::kFloat, self.layout(), c10::kCPU);
-      return Operator::redispatch(DispatchKeySet{kernel}, self, others...);
+      if (op.hasComputedKernelForDispatchKey(kernel)) {
+        return Operator::redispatch(DispatchKeySet{kernel}, self, others...);
+      }
     }
     return UnboxedKernel<Operator>::call(keys, self, others...);
   }
@@ -201,7 +208,7 @@ struct SparseField<Operator, Return(Self, Others...)> {
 Scalar readKnown(DispatchKeySet keys, const Tensor& self) {
   using Operator = at::_ops::_local_scalar_dense;
   static const OperatorHandle op = UnboxedKernel<Operator>::handle();
-  if (!isForPython(keys) && !callsNeedHandler(op) && !haveHandlersRecorder()) {
+  if (isAnsweredHere(op, keys)) {
     if (const Tensor value = knownValueOf(self); value.defined() && !value.key_set().has_any(kLazyBits)) {
       return Operator::redispatch(DispatchKeySet{DispatchKey::CPU}, value);
     }

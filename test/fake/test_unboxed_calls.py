@@ -6,6 +6,7 @@ unboxed, and boxed with a check of the hit and of the key.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchext import _C
 from torchext.deferred_init import deferred_init, is_deferred
+from torchext.errors import UnsupportedOperatorError
 from torchext.fake import cache_clear, cache_info, fake_mode
 from torchext.memory import track_memory
 
@@ -234,8 +236,9 @@ def test_each_operator_is_tested() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("is_tracked", [False, True])
-def test_fields_of_sparse_tensors(name: str, is_tracked: bool) -> None:
+@pytest.mark.parametrize("fraction", [0, 1])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fields_of_sparse_tensors(name: str, fraction: float, device: str) -> None:
     def found() -> tuple[Any, ...]:
         result = overload(name)(*FIELDS[name]())
         if not isinstance(result, torch.Tensor):
@@ -244,8 +247,17 @@ def test_fields_of_sparse_tensors(name: str, is_tracked: bool) -> None:
         return result.dtype, result.size(), result.layout, result._version, is_coalesced
 
     real = found()
-    with fake_mode(), track_memory() if is_tracked else nullcontext():
+    _C.check_hits(fraction)
+    with fake_mode(gpu=True), torch.device(device), torch.no_grad(), track_memory():
         assert found() == real
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("fraction", [0, 1])
+def test_field_that_a_layout_lacks_is_an_error(fraction: float) -> None:
+    _C.check_hits(fraction)
+    with fake_mode(), pytest.raises(UnsupportedOperatorError, match="_indices"):
+        torch.ops.aten._indices(csr())
 
 
 @pytest.mark.parametrize("dtype", [None, torch.int32, torch.bfloat16, torch.float64])
@@ -268,6 +280,22 @@ def test_values_of_cached_factories(dtype: torch.dtype | None) -> None:
         hits = cache_info().hits
         assert values() == real
         assert cache_info().hits > hits
+
+
+def test_range_of_floats_has_the_values_of_the_threads_that_it_is_made_with() -> None:
+    def make() -> torch.Tensor:
+        return torch.arange(1, 10_001, 0.1)
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        real = make()
+        with fake_mode():
+            made = [make() for _ in range(2)]
+            torch.set_num_threads(1)
+            assert all(torch.equal(one, other) for one, other in itertools.pairwise([*made, real]))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_ranges_can_be_written() -> None:

@@ -1,6 +1,5 @@
 #include "fake_tensor_impl.h"
 
-#include <typeinfo>
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
@@ -58,7 +57,7 @@ void FakeTensorImpl::release_resources() {
   TensorImpl::release_resources();
 }
 
-void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
+void FakeTensorImpl::initGeometry(const TensorImpl& source) {
   key_set_ = (key_set_ - kLazyBits) | (source.key_set() & kLazyBits);
   sizes_and_strides_ = source.*(&FakeTensorImpl::sizes_and_strides_);
   storage_offset_ = source.storage_offset();
@@ -74,10 +73,6 @@ void FakeTensorImpl::copyGeometry(const TensorImpl& source) {
 // Members of TensorImpl are accessed as members of this class: see OpenTensorImpl. `set_sizes_and_strides()` would
 // refuse a tensor returned by `.data`, but the kernel has already refused it.
 void FakeTensorImpl::copyGeometry(TensorImpl& fake, const TensorImpl& source) {
-  if (typeid(fake) == typeid(FakeTensorImpl)) {
-    static_cast<FakeTensorImpl&>(fake).copyGeometry(source);
-    return;
-  }
   DispatchKeySet& keys = fake.*(&FakeTensorImpl::key_set_);
   keys = (keys - kLazyBits) | (source.key_set() & kLazyBits);
   (fake.*(&FakeTensorImpl::sizes_and_strides_)).set_sizes(source.sizes());
@@ -89,8 +84,8 @@ void FakeTensorImpl::copyGeometry(TensorImpl& fake, const TensorImpl& source) {
 
 void FakeTensorImpl::resizeLike(TensorImpl& fake, const TensorImpl& source, std::size_t nbytes) {
   const Storage& storage = fake.storage();
-  const auto is_freed = [&] { return nbytes < storage.nbytes() || !isHeldBy(storage.nbytes(), fake); };
-  TORCH_INTERNAL_ASSERT(isHeldBy(nbytes, source) || is_freed(), "a tensor of shape ", source.sizes(), " and strides ",
+  const bool is_freed = nbytes < storage.nbytes() || !isHeldBy(storage.nbytes(), fake);
+  TORCH_INTERNAL_ASSERT(is_freed || isHeldBy(nbytes, source), "a tensor of shape ", source.sizes(), " and strides ",
                         source.strides(), " does not fit into ", nbytes, " bytes");
   if (nbytes != storage.nbytes()) {
     resizeFakeStorage(storage, nbytes);
@@ -148,14 +143,14 @@ c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(VariableV
 at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
   const DispatchKeySet backend_keys = fakeBackendKeys(c10::typeMetaToScalarType(form.dtype()), storage.device());
   auto fake = c10::make_intrusive<FakeTensorImpl>(std::move(storage), backend_keys, form.dtype());
-  fake->copyGeometry(form);
+  fake->initGeometry(form);
   return at::Tensor{std::move(fake)};
 }
 
 at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
   const DispatchKeySet keys = base.device().is_meta() ? base.key_set() : base.key_set().remove_backend(kWithoutValues);
   auto fake = c10::make_intrusive<FakeTensorImpl>(TensorImpl::VIEW, Storage{base.storage()}, keys, form.dtype());
-  fake->copyGeometry(form);
+  fake->initGeometry(form);
   return at::Tensor{std::move(fake)};
 }
 

@@ -131,6 +131,11 @@ bool followKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<
   if (!are_small || !areValuesKnown(op, arguments)) {
     return false;
   }
+  if (const auto range = rangeOf(op, arguments)) {
+    const auto& [start, end, step] = *range;
+    setRange(results.front().toTensor(), start, end, step);
+    return true;
+  }
   Overwrites overwrites{op, arguments};
   const std::optional<Stack> values = overwrites.haveRoom() ? tryRunOnKnown(op, arguments, results) : std::nullopt;
   if (!values) {

@@ -15,12 +15,14 @@
 #include <c10/util/accumulate.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/kernel_threads.h"
 #include "../../support/no_observers.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/storage_memory.h"
 
 namespace torchext {
 
@@ -152,6 +154,7 @@ class UnreadValues final : public Values {
     if (!isRoomFor(nbytes)) {
       return nullptr;
     }
+    const OwnComputation own;
     Storage bytes = makeZeroStorage(nbytes);
     const HiddenCalls guard;
     const NoObservers no_observers;  // profilers recorded the factory
@@ -202,6 +205,7 @@ void setBytes(const Tensor& fake, Storage bytes, ValueKind kind, Storage marks =
   setProvenance(fake.storage(), std::make_shared<KnownBytes>(std::move(bytes), kind, std::move(marks)), {});
 }
 
+// Does nothing if the values are too many.
 void setUnread(const Tensor& fake, UnreadValues::Write write) {
   if (hasSmallStorage(fake) && !fake.is_meta()) {
     setProvenance(fake.storage(), std::make_shared<UnreadValues>(fake.scalar_type(), std::move(write)), {});
@@ -352,7 +356,10 @@ void setFill(const Tensor& fake, bool value) {
 }
 
 void setRange(const Tensor& fake, const Scalar& start, const Scalar& end, const Scalar& step) {
-  setUnread(fake, [=](Tensor& zeros) { at::arange_out(zeros, start, end, step); });
+  setUnread(fake, [=](Tensor& zeros) { callDespiteFork([&] { at::arange_out(zeros, start, end, step); }); });
+  if (!c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true)) {
+    bytesOf(fake);
+  }
 }
 
 bool makeBytes(const Tensor& fake, ValueKind kind) {

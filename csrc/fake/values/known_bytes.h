@@ -73,7 +73,8 @@ void shareBytes(const at::Tensor& fake, const at::Tensor& real);
 // Sets each element of `fake`, which must cover its storage, to zero or one. Allocates memory only when these are read.
 void setFill(const at::Tensor& fake, bool value);
 
-// Gives `fake`, the result of `arange()`, its values. Allocates memory only when these are read.
+// Gives `fake`, the result of `arange()`, its values. Integers allocate memory only when they are read. Others are
+// computed at once, because they depend on the number of threads.
 void setRange(const at::Tensor& fake, const at::Scalar& start, const at::Scalar& end, const at::Scalar& step);
 
 // Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.

@@ -29,6 +29,7 @@
 
 namespace torchext {
 
+using at::Scalar;
 using at::Tensor;
 using c10::ArrayRef;
 using c10::IValue;
@@ -174,6 +175,18 @@ std::optional<bool> fillOf(const OperatorHandle& op, ArrayRef<IValue> arguments)
   const double value = arguments[1].toScalar().toDouble();
   const bool is_zero = value == 0 && !std::signbit(value);
   return is_zero || value == 1 ? std::optional{value == 1} : std::nullopt;
+}
+
+std::optional<std::array<Scalar, 3>> rangeOf(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (op.schema().name() != "aten::arange" || hasOut(op)) {
+    return std::nullopt;
+  }
+  const std::string& overload = op.schema().overload_name();
+  const Scalar first = arguments[0].toScalar();
+  if (overload.empty()) {
+    return {{0, first, 1}};
+  }
+  return {{first, arguments[1].toScalar(), overload == "start" ? Scalar{1} : arguments[2].toScalar()}};
 }
 
 Tensor fakeOn(c10::Device device, const Tensor& value) {

@@ -16,10 +16,11 @@
 //   * Any other operator that writes to the storage makes the values unknown.
 //
 // All values together occupy at most kMaxKnownBytesOfAll: beyond that, new values are unknown, except for storages of
-// kFewBytes. Zeros, ones and ranges occupy no memory until they are read.
+// kFewBytes. Zeros, ones and ranges of integers occupy no memory until they are read.
 //
 // While deferred_init records, it keeps the values itself, so no values become known here.
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -64,6 +65,9 @@ bool overwritesStorage(const c10::OperatorHandle& op, std::size_t position, cons
 
 // Returns true or false for an operator that only makes or writes ones or zeros, respectively.
 std::optional<bool> fillOf(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Returns the start, end and step of a call of `arange` that makes a tensor, or nothing.
+std::optional<std::array<at::Scalar, 3>> rangeOf(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Runs `op` on the CPU with `value_of` in place of each tensor in `arguments`, and returns its results. A factory
 // receives stand-ins that only have metadata.
