@@ -5,8 +5,8 @@
 // GNU OpenMP keeps a pool of threads for each thread that runs parallel code. In a forked process the threads of the
 // pool are gone, and a parallel kernel on the thread that forked waits for them forever. The kernels that fakes run
 // therefore run there on one thread, or on a new thread, which starts another pool. The results are the same, except
-// that the number of threads decides which kernel a convolution runs (`ConvParams::use_mkldnn()`), and where the vectors
-// of a range of floating-point numbers begin, so these need a new thread.
+// that the number of threads decides which kernel a convolution runs (`ConvParams::use_mkldnn()`), and where the
+// vectors of a range of floating-point numbers begin, so these need a new thread.
 
 #include <c10/macros/Macros.h>
 #include <c10/util/FunctionRef.h>
