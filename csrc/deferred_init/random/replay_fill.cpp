@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 
+#include "../../fake/calls/op_traits.h"
 #include "draws.h"
 #include "truncated_normals.h"
 #include "twister_tape.h"
