@@ -195,6 +195,19 @@ def test_meta_kernel_that_a_program_registers_is_called(size: int) -> None:
     assert called == [size, 1]
 
 
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize("function", [torch.xlogy, torch.copysign, torch.special.xlog1py, torch.pow])
+def test_elementwise_results_on_mps_are_those_on_the_cpu(function: Any, device: str) -> None:
+    arguments: list[Any] = [torch.ones(4, 3, 2).permute(2, 0, 1), torch.ones(2, 1, 3)]
+    if function is torch.pow:
+        arguments = [arguments[0].bool(), True]
+    real = function(*arguments)
+    with fake_mode():
+        fakes = [fake_like(each, device=device) if isinstance(each, Tensor) else each for each in arguments]
+        fake = function(*fakes)
+    assert (fake.dtype, fake.shape, fake.stride()) == (real.dtype, real.shape, real.stride())
+
+
 def test_results_of_a_trial_that_are_views_share_memory_with_the_argument() -> None:
     with fake_mode():
         x = torch.empty(3, 5)

@@ -111,6 +111,13 @@ def test_given_back_after_an_error_in_a_block() -> None:
     assert not is_replaced()
 
 
+def test_given_back_if_a_block_cannot_be_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_C, "enter_deferred_init", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        deferred_init(torch.ones, 2)
+    assert not is_replaced()
+
+
 def test_blocks_on_many_threads_share_a_lease() -> None:
     errors = []
 

@@ -21,12 +21,19 @@ class Recording:
         while_fakes_live.acquire()
         if self._trace:
             _C.enter_tracing()
-        _C.enter_deferred_init()
+        try:
+            _C.enter_deferred_init()
+        except BaseException:
+            self._leave()
+            raise
 
     def __exit__(self, *error: object) -> None:
         try:
             _C.leave_deferred_init()
-            if self._trace:
-                _C.leave_tracing()
         finally:
-            while_fakes_live.release()
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._trace:
+            _C.leave_tracing()
+        while_fakes_live.release()

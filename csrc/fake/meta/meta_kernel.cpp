@@ -117,8 +117,8 @@ const OperatorSet isLaidOutContiguously{
 c10::KernelFunction structuredKernelOf(const OperatorHandle& op, const Stack& stack) {
   const auto device = deviceOfMetaCall();
   const bool is_real = !hasComplex(topOf(stack, op.schema().arguments().size()));
-  const bool is_shared = op.hasTag(at::Tag::pointwise) ? device && (device->is_cpu() || device->is_cuda())
-                                                       : device && device->is_cpu() && is_real;
+  const bool is_shared =
+      op.hasTag(at::Tag::pointwise) ? device && !device->is_meta() : device && device->is_cpu() && is_real;
   return is_shared && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)
              ? overriddenKernelOf(op, DispatchKey::Meta)
              : c10::KernelFunction{};
