@@ -80,17 +80,6 @@ constexpr bool kMakesFill = kIsAmong<Operator, at::_ops::zeros, at::_ops::zeros_
 template <typename Operator>
 constexpr bool kMakesValues = kMakesFill<Operator> || kIsAmong<Operator, at::_ops::arange, at::_ops::arange_start_step>;
 
-template <typename... Options>
-void setRangeOf(const Tensor& result, const Scalar& end, const Options&... /*options*/) {
-  setRange(result, 0, end, 1);
-}
-
-template <typename... Options>
-void setRangeOf(
-    const Tensor& result, const Scalar& start, const Scalar& end, const Scalar& step, const Options&... /*options*/) {
-  setRange(result, start, end, step);
-}
-
 // Returns true if a mode or a subclass must receive the call first. Before 2.13: FakeCall::mustPassToPython().
 bool isForPython(DispatchKeySet keys) {
   return (keys & kBelowFake).has(DispatchKey::Python);
@@ -139,7 +128,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
       countHit(op, recipe.scratch(), [&] { return Results{result}; });
       if constexpr (kMakesValues<Operator>) {
         if (recipe.makesValues() && isFakeMode()) {
-          giveValues(result, arguments...);
+          giveValues(op, result, arguments...);
         }
       }
       return result;
@@ -150,11 +139,12 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
     }
   }
 
-  static void giveValues(const Tensor& result, const std::remove_reference_t<Arguments>&... arguments) {
+  static void giveValues(const OperatorHandle& op, const Tensor& result, const Arguments&... arguments) {
     if constexpr (kMakesFill<Operator>) {
       setFill(result, std::is_same_v<Operator, at::_ops::ones>);
     } else {
-      setRangeOf(result, arguments...);
+      const auto [start, end, step] = *rangeOf(op, {IValue(arguments)...});
+      setRange(result, start, end, step);
     }
   }
 
