@@ -30,7 +30,8 @@ CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fak
   test/deferred_init/random/test_rng_tape.py test/deferred_init/state/test_deferred_state.py test/deferred_init/graph/test_external_tensors.py \
   test/deferred_init/test_defer_again.py test/deferred_init/plan/test_dead_writes.py test/fills test/inference test/amp test/marks \
   test/inspect test/package/test_leases.py test/package/test_cpp.py
-PIP := $(PYTHON) -m pip --disable-pip-version-check
+# Python compiles the modules that it imports; most of these packages are never imported.
+INSTALL := $(PYTHON) -m pip --disable-pip-version-check install --quiet --no-compile
 
 # Tools run from the environment's folder, which may not be on the PATH.
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
@@ -49,11 +50,16 @@ facts_of = NULLCUDA_TOTAL=214748364800 NULLCUDA_SMS=$(word 2,$(1)) NULLCUDA_THRE
 # Markers of completed steps, by the versions of Python and torch.
 STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch.__version__, *sys.version_info[:2], sep="-")' 2>/dev/null || echo venv)
 
+# Another ninja would not use this one's log of compiled files.
+COMPILE = PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
+
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings are errors for development builds, but not for installations.
 export TORCHEXT_WERROR := 1
+# Packages and measurements are optimized.
+export TORCHEXT_QUICK := 1
 
-.PHONY: demo test docs unit slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
+.PHONY: demo test ci rest prepared docs unit examples slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
 # Not for the checks of single files, which a nested make runs: before GNU make 4.4 this applies to all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -65,15 +71,27 @@ help: ## List the targets
 demo: build ## Defer and materialize real models, and compare them bit for bit with eager construction
 	$(PYTHON) examples/deferred_transformers.py
 
-test: lint typecheck package docs unit ## Lint, type checks, the packages, the documentation, and the whole test suite
+test: prepared unit ## Every day: lint, type checks, and the everyday tests
+
+ci: test rest ## Everything that CI proves
+
+rest: package docs ## What `make ci` adds to `make test`: the packages, the documentation, all other tests, and the examples
+	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --tier rest
+	$(MAKE) --no-print-directory examples
 
 check: lint typecheck size build ## After a change: lint, type checks and quick tests
 	$(PYTHON) -m pytest -q -n $(JOBS) $(SMOKE)
 	$(PYTHON) examples/quickstart.py > /dev/null
 
-unit: build ## Run the test suite and the quick examples
+unit: build ## Run the everyday tests and the shortest example
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal
 	$(PYTHON) examples/quickstart.py
+
+# The compiler, and the installation of tools, leave processors idle in turn.
+prepared: $(VENV)
+	@$(MAKE) --no-print-directory -j 2 IN_PARALLEL=1 $(STATE)/built lint typecheck
+
+examples: build ## Run the other examples
 	$(PYTHON) examples/eight_gpus.py
 	$(PYTHON) examples/will_it_fit.py --gpus A100-40GB
 	$(PYTHON) examples/where_memory_goes.py
@@ -83,8 +101,8 @@ unit: build ## Run the test suite and the quick examples
 	$(PYTHON) examples/amp_training.py
 	$(PYTHON) examples/amp_dtypes.py
 
-slowest: build ## Run the test suite, and print the CPU time of its slowest tests and of each folder
-	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --cpu-times
+slowest: build ## Run the whole test suite, and print the CPU time of its slowest tests and of each folder
+	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --tier all --cpu-times
 
 docs: build $(STATE)/docs ## Build the documentation site in build/docs/html; warnings are errors
 	$(PYTHON) docs/sections.py --check
@@ -106,13 +124,13 @@ wheels: $(STATE)/tools ## Build a wheel for each environment in WHEEL_PYTHONS, a
 	.ci/wheels wheels $(WHEEL_PYTHONS)
 
 matrix: ## Build and test with each release of PyTorch, in separate environments and copies of the tree
-	MAX_JOBS=$(JOBS) MATRIX_PYTHON=$(SYSTEM_PYTHON) .ci/matrix $(MATRIX) -n $(JOBS) $(CORE) test/sweeps/test_op_db.py
+	MAX_JOBS=$(JOBS) MATRIX_PYTHON=$(SYSTEM_PYTHON) .ci/matrix $(MATRIX) -n $(JOBS) --tier all $(CORE) test/sweeps/test_operators.py
 
 sanitize: $(STATE)/tools ## Run the core of the suite with the address, undefined-behavior and thread sanitizers
-	JOBS=$(JOBS) .ci/sanitize $(PYTHON) build/sanitize $(CORE)
+	JOBS=$(JOBS) .ci/sanitize $(PYTHON) build/sanitize --tier all $(CORE)
 
 coverage: $(STATE)/tools ## Measure the line coverage of the suite, and list the uncovered lines
-	JOBS=$(JOBS) .ci/coverage $(PYTHON) build/coverage test
+	JOBS=$(JOBS) .ci/coverage $(PYTHON) build/coverage
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
@@ -145,8 +163,8 @@ oracle: build ## Compare simulated memory with PyTorch's allocator, without a GP
 
 cuda-host: build ## Test against CUDA's host code, without a GPU (needs a CUDA build of torch)
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
-	$(NULL_DRIVER) $(PYTHON) -m pytest test/cuda_host -p no:xdist --ignore test/cuda_host/test_layouts.py
-	$(filter-out NULLCUDA_TRACE%,$(NULL_DRIVER)) $(PYTHON) -m pytest test/cuda_host/test_layouts.py -n $(JOBS)
+	$(NULL_DRIVER) $(PYTHON) -m pytest test/cuda_host --tier all -p no:xdist --ignore test/cuda_host/test_layouts.py
+	$(filter-out NULLCUDA_TRACE%,$(NULL_DRIVER)) $(PYTHON) -m pytest test/cuda_host/test_layouts.py --tier all -n $(JOBS)
 
 philox-facts: build ## Record how far operators advance the generator in CUDA's host code, for test/fake/test_philox.py
 	test/cuda_host/build_null_driver $(PYTHON) build/cuda_host
@@ -163,12 +181,13 @@ dtype-facts: build ## Record the dtypes that operators reject in CUDA's host cod
 
 # As many processes as fit on a GPU of 80 GB: the compared models are constructed twice.
 gpu: build ## Run the tests that need a GPU, and print the table for docs/reference/proof.md
-	$(PYTHON) -m pytest test -m cuda -n 8 --dist worksteal --proof-table
+	$(PYTHON) -m pytest test -m cuda --tier all -n 8 --dist worksteal --proof-table
 
-bench: build ## Measure all speeds, and name those that became slower than in docs/reference/speed.md
+bench: $(STATE)/tools ## Measure all speeds, and name those that became slower than in docs/reference/speed.md
+	TORCHEXT_QUICK=0 $(COMPILE)
 	$(PYTHON) benchmarks/table.py
 
-build: $(STATE)/built ## Compile the extension in place
+build: $(STATE)/built $(STATE)/tools ## Compile the extension in place
 
 clean: ## Remove what was built, and .venv
 	rm -rf build wheels .venv torchext/*.so torchext/lib torchext.egg-info
@@ -176,17 +195,21 @@ clean: ## Remove what was built, and .venv
 .venv/ready:
 	@echo "== creating a virtual environment with $(TORCH)"
 	$(SYSTEM_PYTHON) -m venv .venv
-	.venv/bin/python -m pip --disable-pip-version-check install $(TORCH) numpy
+	.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile $(TORCH) numpy
 	@touch $@
 
-$(STATE)/tools: pyproject.toml $(VENV)
+$(STATE)/compiler: $(VENV)
+	$(INSTALL) 'setuptools>=77,<82' wheel ninja
+	@mkdir -p $(@D) && touch $@
+
+$(STATE)/tools: pyproject.toml $(STATE)/compiler
 	@echo "== installing the requirements of the tests and the examples"
-	$(PIP) install 'setuptools>=77,<82' wheel ninja $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
+	$(INSTALL) $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/docs: pyproject.toml $(STATE)/tools
 	@echo "== installing what the documentation needs"
-	$(PIP) install $$(sed -nE 's/^docs = \[(.*)\]$$/\1/p' pyproject.toml | tr -d '",')
+	$(INSTALL) $$(sed -nE 's/^docs = \[(.*)\]$$/\1/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
 # The folder holds the library of the environment that was built last. The marker belongs to one environment; the file
@@ -198,10 +221,9 @@ $(STATE)/built: library_of_another_torch
 library_of_another_torch:
 endif
 
-$(STATE)/built: $(STATE)/tools setup.py $(wildcard build_tools/*.py) $(HEADERS) $(UNITS)
+$(STATE)/built: $(STATE)/compiler setup.py $(wildcard build_tools/*.py) $(HEADERS) $(UNITS)
 	@echo "== compiling the extension"
-	@# Another ninja would not use this one's log of compiled files.
-	PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
+	$(COMPILE)
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/tidy/%: % .clang-tidy $(HEADERS) $(STATE)/tools

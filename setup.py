@@ -6,6 +6,7 @@ There are two targets: the library `torchext/lib/libtorchext.so`, which does not
 - `TORCHEXT_WERROR=1`: enable many compiler warnings and make them errors. For development of torchext.
 - `TORCHEXT_SANITIZE=address,undefined` (or `thread`): instrument both libraries.
 - `TORCHEXT_COVERAGE=1`: both libraries count which of their lines run.
+- `TORCHEXT_QUICK=1`: compile with `-O1`, in three quarters of the time. For tests, not for measurements.
 - `TORCHEXT_FILE_BY_FILE=1`: compile each file separately, as clang-tidy reads it, and without precompiled headers. This
   takes four times as long, and shows whether each file includes everything that it needs.
 - `TORCHEXT_LOCAL_VERSION=1`: add the release of torch to the version, as in `0.1.0+pt2.13`.
@@ -54,10 +55,15 @@ def find_sources(folder: str = "", *, without: str = "") -> list[str]:
 def compiler_flags(cpp_extension: ModuleType) -> list[str]:
     """Return the compiler flags for all files."""
     flags = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
-    flags += [f"-I{ROOT / 'torchext' / 'include'}", "-O3", "-g0", "-fvisibility=hidden"]
+    flags += [f"-I{ROOT / 'torchext' / 'include'}", optimization(), "-g0", "-fvisibility=hidden"]
     if is_set("TORCHEXT_WERROR"):
         flags += WARNINGS
     return flags + instrumentation()
+
+
+def optimization() -> str:
+    """Return the optimization level of the compiler."""
+    return "-O1" if is_set("TORCHEXT_QUICK") else "-O3"
 
 
 def instrumentation() -> list[str]:

@@ -140,7 +140,7 @@ def variant() -> str:
     import torch
 
     names = [torch.__version__, os.environ.get("TORCHEXT_SANITIZE", "")]
-    names += [name for name in ("coverage", "werror") if is_set(f"TORCHEXT_{name.upper()}")]
+    names += [name for name in ("coverage", "quick", "werror") if is_set(f"TORCHEXT_{name.upper()}")]
     return "-".join(re.sub(r"[^\w.+]", "-", name) for name in names if name)
 
 
