@@ -10,12 +10,14 @@ from typing import Any, TypeVar, cast
 
 import psutil
 import torch
+from comparisons import strides_that_matter
 from torch import Tensor
 from torch.nn import GELU, LayerNorm, Linear, Module, Parameter, Sequential
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+from torchext.fake import fake_mode
 
 __all__ = [
     "COMPUTES_ON_CUDA",
@@ -30,6 +32,7 @@ __all__ = [
     "feed_forward",
     "gradients",
     "has_same_bits",
+    "in_fake_mode",
     "memory_in_use",
     "some",
     "too_large_to_copy",
@@ -81,6 +84,12 @@ class RecordOperators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def in_fake_mode(fn: Callable[[], Value]) -> Value:
+    """Return the result of `fn`, called in fake mode."""
+    with fake_mode():
+        return fn()
+
+
 def build_both(fn: Callable[[], Any], seed: int = 0) -> tuple[Any, Any]:
     """Return the results of `fn`, eager and deferred, from the same seed.
 
@@ -121,8 +130,8 @@ def assert_tensors_defer_exactly(fn: Callable[[], object]) -> None:
         assert_same_tensor(found, wanted)
 
 
-def assert_same_module(actual: Module, expected: Module) -> None:
-    """Assert that two modules have equal names, ties, classes and tensors."""
+def assert_same_module(actual: Module, expected: Module, strictly: bool = True) -> None:
+    """Assert that two modules have equal names, ties, classes and tensors: see `assert_same_tensor`."""
     assert [n for n, _ in actual.named_modules()] == [n for n, _ in expected.named_modules()]
     for kind in ("named_parameters", "named_buffers"):
         found = dict(getattr(actual, kind)(remove_duplicate=False))
@@ -131,7 +140,7 @@ def assert_same_module(actual: Module, expected: Module) -> None:
         assert _groups(found) == _groups(wanted), "ties differ"
         assert _groups(found, by_storage=True) == _groups(wanted, by_storage=True), "shared storages differ"
         for name, tensor in found.items():
-            assert_same_tensor(tensor, wanted[name], name)
+            assert_same_tensor(tensor, wanted[name], name, strictly)
     assert list(actual.state_dict()) == list(expected.state_dict())
 
 
@@ -148,7 +157,7 @@ def assert_same_tensor(actual: Tensor, expected: Tensor, name: str = "tensor", s
     for what in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", *(["_version"] if strictly else [])):
         found, wanted = (_attribute(tensor, what) for tensor in (actual, expected))
         assert found == wanted, f"{name}: {what} is {found}, expected {wanted}"
-    found, wanted = (t.stride() if strictly else _strides_that_matter(t) for t in (actual, expected))
+    found, wanted = (t.stride() if strictly else strides_that_matter(t) for t in (actual, expected))
     assert found == wanted, f"{name}: strides {actual.stride()} != {expected.stride()}"
     if strictly or expected.numel() > 0:
         assert actual.storage_offset() == expected.storage_offset(), f"{name}: storage offsets differ"
@@ -164,12 +173,10 @@ def _attribute(tensor: Tensor, name: str) -> object:
         return str(error)
 
 
-def _strides_that_matter(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1) if tensor.numel() else ()
-
-
 def has_same_bits(actual: Tensor, expected: Tensor) -> bool:
-    """Return true if two tensors of the same size and dtype have the same bits, also for NaNs."""
+    """Return true if two tensors have the same shape, dtype and bits, also for NaNs."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return False
     if expected.is_cuda and not COMPUTES_ON_CUDA:
         return True
     return torch.equal(_bits(actual), _bits(expected))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from comparisons import PROPERTIES, metadata
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
@@ -28,24 +29,11 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def state_of(value: Any) -> Any:
-    """Return the properties of a result that must be equal besides its values."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.dtype, value.is_inference(), value.requires_grad, value.stride(), value.storage_offset()
-
-
-def version_of(value: Any) -> int | None:
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
-
-
 def check_same(found: Any, wanted: Any, counts_writes: bool = True) -> None:
-    """Compare states. Inductor writes some results into memory that it has allocated, which bumps the version."""
-    found, wanted = pytree.tree_leaves(found), pytree.tree_leaves(wanted)
-    assert list(map(state_of, found)) == list(map(state_of, wanted))
-    if counts_writes:
-        assert list(map(version_of, found)) == list(map(version_of, wanted))
-    for one, other in zip(found, wanted, strict=True):
+    """Compare results. Inductor writes some into memory that it has allocated, which bumps the version."""
+    compared = PROPERTIES | {"is_inference", "storage_offset"} | ({"version"} if counts_writes else set())
+    assert metadata(found, compared) == metadata(wanted, compared)
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
         if isinstance(one, Tensor):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 

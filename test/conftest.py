@@ -16,6 +16,7 @@ import forked
 import hypothesis
 import proof_table
 import pytest
+import tiers
 import torch
 from fixed_costs import cut_fixed_costs
 from foreign_fakes import compile_and_load
@@ -35,18 +36,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--foreign-fakes", action="store_true", help="put another owner on the `Fake` key first: foreign_fakes.py"
     )
-    parser.addoption(
-        "--cpu-times", action="store_true", help="print the processor time of the slowest tests, and of each folder"
-    )
+    cpu_times.pytest_addoption(parser)
     parser.addoption(
         "--proof-table",
         action="store_true",
         help="print the passed tests as rows of the table in docs/reference/proof.md (`make gpu`)",
     )
-    parser.addoption("--long", action="store_true", help="also run the long sweeps (`make sweep`)")
+    tiers.pytest_addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.pytest_configure(config)
     os.environ["TORCHEXT_CHECK_LOCKS"] = "1"  # also for processes that tests start
     os.environ["TORCHEXT_CHECK_PLANS"] = "1"
     os.environ["TORCHEXT_FUZZ_DEVICE"] = config.getoption("--fuzz-device")
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "everyday",
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
-        max_examples=2000,
+        max_examples=tiers.amount(200, 2000),
         derandomize=True,
         database=None,
     )
@@ -74,14 +74,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("fuzz_seed", "fuzz_count"), cases, ids=[str(seed) for seed, _ in cases])
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("long") and not config.getoption("--long"):
-            item.add_marker(pytest.mark.skip(reason="part of a long sweep; run with --long"))
-        if item.get_closest_marker("foreign_fakes") and not config.getoption("--foreign-fakes"):
-            item.add_marker(pytest.mark.skip(reason="needs --foreign-fakes; test_package.py runs it so"))
-        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+pytest_report_header = tiers.pytest_report_header
+pytest_pycollect_makeitem = tiers.pytest_pycollect_makeitem
+pytest_collection_modifyitems = tiers.pytest_collection_modifyitems
 
 
 def pytest_collection_finish() -> None:

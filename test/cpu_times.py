@@ -1,24 +1,34 @@
-"""Prints the CPU time of the slowest tests and of each folder: `--cpu-times`."""
+"""The CPU time of tests: the slowest ones and each folder (`--cpu-times`), and the budget of the everyday suite.
+
+The setting `everyday_cpu_seconds` in pyproject.toml is the budget. A run of the whole everyday suite writes its CPU
+time to `RECORD`, which a test of `make ci` compares with the budget, and prints the tables if it exceeds the budget.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from pathlib import Path
 
 import forked
+import processes
 import pytest
+import tiers
 
-__all__ = ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_terminal_summary"]
+__all__ = ["RECORD", "budget", "pytest_addoption", "pytest_runtest_logreport", "pytest_runtest_makereport"]
+__all__ += ["pytest_terminal_summary"]
 
 SLOWEST = 30
+RECORD = Path(__file__).parents[1] / "build" / "everyday_cpu_time.json"
 
 _by_test: defaultdict[str, float] = defaultdict(float)
 
 
 def _now() -> float:
-    """Return the CPU time of this process and of its children that have ended."""
-    return sum(os.times()[:4]) + forked.cpu_seconds()
+    """Return the CPU time of this process, of its children, and of the programs that others forked for it."""
+    return sum(os.times()[:4]) + forked.cpu_seconds() + processes.cpu_seconds()
 
 
 _latest = 0.0
@@ -40,10 +50,35 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _by_test[report.nodeid] += getattr(report, "cpu_seconds", 0.0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option and the setting."""
+    parser.addoption(
+        "--cpu-times", action="store_true", help="print the processor time of the slowest tests, and of each folder"
+    )
+    parser.addini("everyday_cpu_seconds", "the CPU time that the everyday suite may take", default="0")
+
+
+def budget(config: pytest.Config) -> float:
+    """Return the CPU time in seconds that the everyday suite may take."""
+    return float(config.getini("everyday_cpu_seconds"))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the tables."""
-    if not config.getoption("--cpu-times"):
-        return
+    """Record the time of the everyday suite. Print the tables if they are wanted."""
+    total = sum(_by_test.values())
+    is_everyday = tiers.is_whole_everyday_suite(config)
+    if is_everyday:
+        RECORD.parent.mkdir(exist_ok=True)
+        RECORD.write_text(json.dumps({"seconds": round(total), "tests": len(_by_test)}))
+    if config.getoption("--cpu-times") or (is_everyday and total > budget(config)):
+        _print_tables(terminalreporter)
+    if is_everyday and total > budget(config):
+        terminalreporter.write_line(
+            f"The everyday suite took {total:.0f} s of CPU time; the budget is {budget(config)}."
+        )
+
+
+def _print_tables(terminalreporter: pytest.TerminalReporter) -> None:
     write = terminalreporter.write_line
     terminalreporter.section("processor time")
     write(f"{'CPU s':>8}  the {SLOWEST} slowest tests")

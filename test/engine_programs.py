@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 import torch.distributed as dist
-from common import BuiltOn, build_both, too_large_to_copy
+from common import BuiltOn, build_both, has_same_bits, too_large_to_copy
 from processes import main, program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -119,9 +119,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 def assert_same_bits(found: Tensor, wanted: Tensor, name: str) -> None:
     assert not is_deferred(found), name
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), name
-    bits, wanted_bits = (t.detach().flatten().contiguous().view(torch.uint8) for t in (found, wanted))
-    assert torch.equal(bits, wanted_bits), name
+    assert has_same_bits(found, wanted), name
 
 
 def slice_of(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:

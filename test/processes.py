@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -16,7 +18,7 @@ import torch.distributed as dist
 from torch.multiprocessing import set_forkserver_preload
 from torch.multiprocessing.spawn import start_processes
 
-__all__ = ["forkserver", "main", "program", "run_alone", "run_program"]
+__all__ = ["cpu_seconds", "forkserver", "main", "program", "run_alone", "run_program"]
 
 T = TypeVar("T")
 
@@ -39,6 +41,15 @@ def forkserver() -> str:
     """Return the name of the start method that forks processes from one with these imports."""
     set_forkserver_preload(IMPORTED_ONCE)
     return "forkserver"
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all programs that have ended, which this process's own times do not include."""
+    pid = _forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is None:
+        return 0
+    children = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
+    return sum(map(int, children)) / os.sysconf("SC_CLK_TCK")
 
 
 def program(processes: int = 2) -> Callable[[Function], Function]:

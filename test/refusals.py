@@ -9,13 +9,23 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from comparisons import (
+    LOOSE_PROPERTIES,
+    Raised,
+    channels_last,
+    copy_with_same_strides,
+    metadata,
+    outcome,
+    reversed_strides,
+    with_gaps,
+)
 from torch import Tensor
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode
 
-__all__ = ["Call", "Difference", "calls_of", "compare", "enlarged", "error_calls_of", "layouts", "mutations"]
+__all__ = ["Call", "Difference", "call_of", "compare", "enlarged", "error_calls_of", "layouts", "mutations"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64)
 
@@ -50,12 +60,6 @@ class Call(NamedTuple):
         return f"{self.change}: {', '.join(map(show, self.leaves))}"
 
 
-class Outcome(NamedTuple):
-    error: type[BaseException] | None
-    line: str
-    result: Any
-
-
 class Difference(NamedTuple):
     """How a fake call differs from a real one."""
 
@@ -65,8 +69,8 @@ class Difference(NamedTuple):
     found: str
 
 
-def call_of(op: Callable[..., Any], sample: SampleInput, change: str = "as it is") -> Call:
-    leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
+def call_of(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], change: str = "unmodified") -> Call:
+    leaves, spec = tree_flatten((args, kwargs))
     return Call(op, leaves, spec, change)
 
 
@@ -94,27 +98,10 @@ def changes_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "on the meta device", tensor.to("meta")
 
 
-def backwards(tensor: Tensor) -> Tensor:
-    """Return the same tensor, with its dimensions in reverse order in memory."""
-    order = range(tensor.dim() - 1, -1, -1)
-    return tensor.permute(*order).contiguous().permute(*order) if tensor.dim() > 1 else tensor
-
-
-def channels_last(tensor: Tensor) -> Tensor:
-    if tensor.dim() not in (4, 5):
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d)
-
-
-def with_gaps(tensor: Tensor) -> Tensor:
-    """Return the same tensor, with unused memory between its elements."""
-    return torch.stack([tensor, tensor], -1)[..., 0]
-
-
 def layouts(call: Call) -> Iterator[Call]:
     """Return the same call with other strides: of all tensors, and of the first one only."""
     places = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor) and not leaf.is_meta]
-    for change in (backwards, channels_last, with_gaps):
+    for change in (reversed_strides, channels_last, with_gaps):
         for changed in (places, places[:1]) if len(places) > 1 else (places,):
             leaves = list(call.leaves)
             for place in changed:
@@ -177,37 +164,20 @@ def mutations(call: Call) -> Iterator[Call]:
             yield with_leaf("smaller", leaf - 10)
 
 
-def outcome(run: Callable[[], Any]) -> Outcome:
-    try:
-        return Outcome(None, "", run())
-    except Exception as error:
-        return Outcome(type(error), next(iter(str(error).splitlines()), ""), None)
-
-
 def depends_on_values(call: Call) -> bool:
     """Return true if the call succeeds when all values are 0, or 1."""
-    return any(outcome(partial(call.run, fill)).error is None for fill in (torch.zeros_like, torch.ones_like))
-
-
-def clone(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def metadata(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return type(value)
-    strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1) if value.numel() else ()
-    return (tuple(value.shape), value.dtype, value.device, strides, value.is_conj(), value.is_neg())
+    fills = (torch.zeros_like, torch.ones_like)
+    return not all(isinstance(outcome(partial(call.run, fill)), Raised) for fill in fills)
 
 
 def as_seen(result: Any) -> Any:
     leaves, spec = tree_flatten(result)
     if any(isinstance(leaf, Tensor) and (leaf.layout is not torch.strided) for leaf in leaves):
         return None
-    return [metadata(leaf) for leaf in leaves], spec
+    return metadata(leaves, LOOSE_PROPERTIES - {"value"}), spec
 
 
-def run_fake(call: Call) -> Outcome:
+def run_fake(call: Call) -> Any:
     def run() -> Any:
         with fake_mode():
             return call.run(lambda tensor: tensor if tensor.is_meta else fake_like(tensor))
@@ -223,27 +193,27 @@ def compare(call: Call) -> Difference | None:
     """Return how the fake call differs from the real one, or None if it does not."""
     random.seed(0)
     torch.manual_seed(0)
-    real = outcome(lambda: call.run(clone if is_written(call) else lambda tensor: tensor))
+    real = outcome(lambda: call.run(copy_with_same_strides if is_written(call) else lambda tensor: tensor))
     fake = run_fake(call)
 
     def difference(kind: str) -> Difference:
-        def show(one: Outcome) -> str:
-            return f"{one.error.__name__}: {one.line}" if one.error else str(as_seen(one.result))
+        def show(one: Any) -> str:
+            return f"{one.error.__name__}: {one.line}" if isinstance(one, Raised) else str(as_seen(one))
 
         return Difference(kind, str(call), show(real), show(fake))
 
     if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in call.leaves):
         # C++ and Python operators differ in whether they accept tensors on the meta device together with others, and in
         # their errors. Ours always raise.
-        return difference("accepted") if real.error and not fake.error else None
-    if real.error is None:
-        if fake.error in (DataDependentError, UnsupportedOperatorError):
-            return None  # test_op_db.py covers this
-        if fake.error is not None:
+        return difference("accepted") if isinstance(real, Raised) and not isinstance(fake, Raised) else None
+    if not isinstance(real, Raised):
+        if isinstance(fake, Raised):
+            if fake.error in (DataDependentError, UnsupportedOperatorError):
+                return None  # sweeps/checks/fakes.py covers this
             return difference("refused too much")
-        wanted = as_seen(real.result)
-        return None if wanted is None or wanted == as_seen(fake.result) else difference("another result")
-    if fake.error is None:
+        wanted = as_seen(real)
+        return None if wanted is None or wanted == as_seen(fake) else difference("another result")
+    if not isinstance(fake, Raised):
         return None if depends_on_values(call) else difference("accepted")
     if fake.error is not real.error:
         return None if depends_on_values(call) else difference("another class")
@@ -252,17 +222,11 @@ def compare(call: Call) -> Difference | None:
     return None
 
 
-def calls_of(op: OpInfo, dtype: torch.dtype) -> Iterator[Call]:
-    for sample in op.sample_inputs("cpu", dtype):
-        call = call_of(op, sample)
-        if is_plain(call):
-            yield call
-
-
 def error_calls_of(op: OpInfo) -> Iterator[Call]:
     """Return the calls that PyTorch's own tests expect to raise."""
     if op.error_inputs_func is not None:
         for error_input in op.error_inputs("cpu"):
-            call = call_of(op, error_input.sample_input, "error input")
+            sample = error_input.sample_input
+            call = call_of(op, (sample.input, *sample.args), sample.kwargs, "error input")
             if is_plain(call):
                 yield call

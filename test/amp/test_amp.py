@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import parametrize_pairs
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -238,11 +239,13 @@ class TestRegion:
         with pytest.raises(error, match=message):
             amp.autocast(**arguments)
 
-    @pytest.mark.parametrize("around", [None, "disabled", "uncached", "float32"])
-    @pytest.mark.parametrize("cache", [None, True, False])
-    @pytest.mark.parametrize("enabled", [True, False])
-    @pytest.mark.parametrize("dtype", [None, BF16, FP16, FP32, FP64, torch.int8, torch.complex64])
-    @pytest.mark.parametrize("device_type", ["cpu", "cuda", "xpu", "mps"])
+    @parametrize_pairs(
+        device_type=["cpu", "cuda", "xpu", "mps"],
+        dtype=[None, BF16, FP16, FP32, FP64, torch.int8, torch.complex64],
+        enabled=[True, False],
+        cache=[None, True, False],
+        around=[None, "disabled", "uncached", "float32"],
+    )
     def test_arguments_have_the_state_and_the_warnings_of_pytorch(
         self, device_type: str, dtype: Any, enabled: bool, cache: bool | None, around: str | None
     ) -> None:
@@ -331,6 +334,7 @@ class TestBackwardInRegion:
                 loss.backward(retain_graph=True)
         loss.backward()
 
+    @pytest.mark.ci
     def test_is_quiet_where_torch_compile_traces(self) -> None:
         layer = torch.compile(nn.Linear(2, 2), backend="aot_eager")
         with warnings.catch_warnings(), amp.autocast("cpu"):

@@ -529,6 +529,7 @@ COMPILED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 class TestOthers:
     """Code without AmpTensors is not affected by existing ones."""
 
+    @pytest.mark.cases(3)
     @pytest.mark.parametrize("name", COMPILED)
     def test_compiles_as_one_graph(self, name: str) -> None:
         amp.wrap(torch.ones(1))

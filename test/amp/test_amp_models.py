@@ -86,6 +86,7 @@ def run(model: nn.Module, forward: Forward) -> tuple[Tensor, Tensor, dict[str, T
 
 
 class TestValues:
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("name", MODELS)
     @pytest.mark.parametrize("way", [in_region, by_decorator, in_self_cleaning_region, by_identity])
     def test_forward_and_backward_are_torch_autocasts_bit_for_bit(self, name: str, way: Forward) -> None:

@@ -217,6 +217,7 @@ class TestPolicy:
             amp.policy(torch.ops.aten.softmax, "cuda")
         assert amp.policy(torch.ops.aten.mm, "cpu") == "lower_precision"
 
+    @pytest.mark.ci
     def test_page_with_the_table_is_up_to_date(self) -> None:
         script = ROOT / "docs" / "reference" / "autocast_policies.py"
         done = subprocess.run(
@@ -275,6 +276,7 @@ CUDNN_ALONE = {"torch_fp16.cudnn_convolution", "torch_fp16.cudnn_convolution_tra
 
 
 class TestSweep:
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("dtype", [BF16, FP16])
     @pytest.mark.parametrize("self_cleaning", [False, True])
     def test_dtypes_on_the_cpu_are_torch_autocasts(self, dtype: torch.dtype, self_cleaning: bool) -> None:
@@ -286,6 +288,7 @@ class TestSweep:
             tried += not isinstance(wanted, str)
         assert tried > 50
 
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("dtype", [BF16, FP16])
     def test_fakes_on_the_cpu_are_as_real_tensors(self, dtype: torch.dtype) -> None:
         wanted = {name: dtypes(run, amp.autocast("cpu", dtype=dtype)) for name, run in sweep("cpu")}

@@ -70,6 +70,7 @@ def test_writes_the_checkpoint_of_eager_construction(module: str, tmp_path: Path
     assert all(torch.equal(found[name], eager[name]) for name in eager)
 
 
+@pytest.mark.ci
 def test_process_shows_a_bar_and_ends(module: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torchext.checkpoint", f"{module}:build", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -158,6 +159,7 @@ def test_plan_needs_no_folder_and_writes_json(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.ci
 def test_output_of_the_program_does_not_mix_with_json(tmp_path: Path) -> None:
     (tmp_path / "printing.py").write_text(
         "from torch import nn\ndef build():\n    print('hello')\n    return nn.Linear(2, 2)\n"

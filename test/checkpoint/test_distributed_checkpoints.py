@@ -21,6 +21,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str) -> None:
     run_program("checkpoint_engines", name)
@@ -36,6 +37,7 @@ def test_one_process_saves_the_eager_values(tmp_path: Path) -> None:
     assert is_deferred(model)
 
 
+@pytest.mark.ci
 def test_memory_is_that_of_a_few_tensors(tmp_path: Path) -> None:
     grown, size = run_alone(grow_while_saving_distributed, tmp_path)
     assert grown < size / 2

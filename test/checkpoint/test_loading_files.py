@@ -110,6 +110,7 @@ def test_tensors_map_the_file_and_writes_stay_in_the_process(saved: Model, tmp_p
     assert torch.equal(another.embedding.weight, saved.embedding.weight)
 
 
+@pytest.mark.ci
 def test_loading_takes_no_memory_and_reading_takes_it_once(tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_safetensors(deferred_init(several_tensors), tmp_path / "model.safetensors")

@@ -95,6 +95,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if "safetensors" in path.name}
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("max_shard_size", ["5GB", "50KB"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_folder_has_the_bytes_of_save_pretrained(name: str, max_shard_size: str, tmp_path: Path) -> None:
@@ -181,6 +182,7 @@ def test_real_tensors_and_state_dicts_are_written_unchanged(tmp_path: Path) -> N
     assert header(tmp_path / "ours.safetensors")["__metadata__"] == {"epoch": "3"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("construct", [one_large_tensor, several_tensors])
 @pytest.mark.parametrize("max_memory", [8 << 20, 48 << 20], ids=["8 MiB", "48 MiB"])
 def test_memory_is_bounded(construct: Callable[[], nn.Module], max_memory: int, tmp_path: Path) -> None:

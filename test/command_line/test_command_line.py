@@ -39,6 +39,7 @@ def test_module_and_function_are_the_same_command() -> None:
     )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -70,6 +71,7 @@ def test_module_reads_flags_without_pytorch(options: list[str]) -> None:
     assert "torch" not in imported
 
 
+@pytest.mark.ci
 def test_command_imports_what_an_expression_of_the_user_needs() -> None:
     command = [sys.executable, "-m", "torchext", "route", "aten::add.Tensor", "torch.ones(2)", "1"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -118,6 +120,7 @@ def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr().err == "\ntorchext: interrupted\n"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -178,6 +181,7 @@ class TestEnv:
         assert [name for name, test in tests.items() if not test["passed"]] == ["backend_meta"]
         assert len(tests) == 8
 
+    @pytest.mark.ci
     def test_keys_of_a_fresh_process_belong_to_torchext(self) -> None:
         ended = subprocess.run(
             [sys.executable, "-m", "torchext", "env", "--json", "-"], capture_output=True, text=True, check=True

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from common import COMPUTES_ON_CUDA
+from comparisons import metadata
+from sweeps.operators import tensors_in
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
@@ -41,7 +43,7 @@ DIFFERS = {
 }
 # Operators that fakes reject but the null driver accepts.
 REFUSED: set[str] = set()
-Metadata = tuple[object, ...]
+COMPARED = {"shape", "dtype", "device", "strides_that_matter", "is_conj"}
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda t: t,
@@ -50,16 +52,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sliced": lambda t: torch.stack([t, t], -1)[..., 0],
     "expanded": lambda t: t[:1].expand_as(t) if t.dim() > 1 and t.numel() else t,
 }
-
-
-def metadata(value: object) -> Metadata:
-    """Return sizes, dtype, device, and the strides that matter."""
-    if not isinstance(value, Tensor):
-        return (type(value),)
-    strides = (
-        [step for step, size in zip(value.stride(), value.shape, strict=True) if size > 1] if value.numel() else []
-    )
-    return (value.shape, strides, value.dtype, value.device, value.is_conj())
 
 
 def name_of(func: Any) -> str:
@@ -89,10 +81,10 @@ class CompareWithFakes(TorchDispatchMode):
 
     def _compare(self, func: Any, args: object, real: object, fake: object) -> None:
         name = name_of(func)
-        wanted, found = ([metadata(leaf) for leaf in tree_leaves(results)] for results in (real, fake))
+        wanted, found = (metadata(tree_leaves(results), COMPARED) for results in (real, fake))
         self.compared[name] += 1
         if wanted != found and name not in NEEDS_VALUES | DIFFERS.keys():
-            self.different[name] = (tree_map_only(Tensor, metadata, args), wanted, found)
+            self.different[name] = (metadata(args, COMPARED | {"value"}), wanted, found)
 
 
 def calls(op: OpInfo) -> Iterator[tuple[Any, Any, Any]]:
@@ -119,7 +111,7 @@ def test_results_are_laid_out_as_by_pytorchs_host_code(part: int) -> None:
         for op in usual[part::8]:
             for first, args, kwargs in calls(op):
                 with suppress(Exception), torch.autograd.set_multithreading_enabled(False), compare:
-                    results = [leaf for leaf in tree_leaves(op(first, *args, **kwargs)) if isinstance(leaf, Tensor)]
+                    results = tensors_in(op(first, *args, **kwargs))
                     losses = [result.abs().sum() for result in results if result.requires_grad]
                     if losses:
                         torch.autograd.backward(losses)

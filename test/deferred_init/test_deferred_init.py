@@ -482,6 +482,7 @@ class TestMemory:
         assert matrix.untyped_storage().nbytes() == 16 * 10**8
         assert self.resident_bytes() - before < 2**25
 
+    @pytest.mark.ci
     def test_intermediate_results_are_freed(self) -> None:
         def build() -> Tensor:
             t = torch.ones(2**24)
@@ -495,6 +496,7 @@ class TestMemory:
         materialize_tensor(deferred)
         assert self.virtual_bytes() - before < 4 * 2**26  # four tensors; thirty without release
 
+    @pytest.mark.ci
     def test_a_thousand_rounds_leave_memory_flat(self) -> None:
         def rounds(count: int) -> None:
             for _ in range(count):

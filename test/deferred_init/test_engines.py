@@ -16,20 +16,24 @@ def run(name: str) -> None:
     run_program("engine_programs", name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["fully_shard", "fully_shard_hybrid", "fsdp1_hybrid"])
 def test_fully_sharded_module_has_the_values_of_the_eager_one_and_trains_like_it(name: str) -> None:
     run(name)
 
 
+@pytest.mark.ci
 def test_fully_sharded_module_trains_before_it_is_materialized() -> None:
     run("fully_shard_that_trains_deferred")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["tensor_parallel", "tensor_parallel_and_fully_shard"])
 def test_tensor_parallel_module_has_the_values_of_the_eager_one_and_trains_like_it(name: str) -> None:
     run(name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -43,6 +47,7 @@ def test_module_that_is_distributed_from_rank_0_has_the_values_of_the_eager_one(
     run(name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -55,15 +60,18 @@ def test_processes_that_construct_other_values_get_those_of_rank_0(name: str) ->
     run(name)
 
 
+@pytest.mark.ci
 def test_ranks_with_different_draws_are_reported() -> None:
     run("ranks_that_are_compared")
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:A process of the group")
 def test_deferred_tensors_are_distributed_from_a_process_that_holds_real_ones() -> None:
     run("distribution_of_real_and_deferred_tensors")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -76,10 +84,12 @@ def test_data_parallel_module_has_the_values_of_the_eager_one_and_trains_like_it
     run(name)
 
 
+@pytest.mark.ci
 def test_pipeline_stage_has_the_eager_values_and_dropped_modules_are_not_computed() -> None:
     run("pipeline")
 
 
+@pytest.mark.ci
 def test_expert_parallel_module_has_the_values_of_the_eager_one_and_trains_like_it() -> None:
     run("expert_parallel")
 
@@ -88,6 +98,7 @@ def test_slices_of_a_deferred_tensor_leave_it_deferred() -> None:
     run("slices_of_a_deferred_tensor_leave_it_deferred")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -100,6 +111,7 @@ def test_parts_of_distributed_tensors_are_those_of_the_eager_ones(name: str) -> 
     run(name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -112,6 +124,7 @@ def test_deferred_tensors_are_redistributed_as_real_ones_are(name: str) -> None:
     run(name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [

@@ -63,6 +63,7 @@ def names_of(found: Any, is_different: bool = True) -> list[str]:
 # ---- Right programs ----
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
 @pytest.mark.parametrize(
     ("engine", "meshes"),
@@ -94,6 +95,7 @@ def test_program_may_shard_itself() -> None:
     assert check_init(on_mesh, "dp=2,tp=2", engine="none").is_same
 
 
+@pytest.mark.ci
 def test_program_on_meta_that_draws_whole_tensors_is_the_same() -> None:
     def on_meta() -> nn.Module:
         torch.manual_seed(0)
@@ -145,6 +147,7 @@ def test_chunks_without_placements_are_found() -> None:
     assert check_init(sliced_by_hand, "tp=3", engine="none").is_same
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
 def test_values_that_rank_0_sends_are_those_of_rank_0(deferred: bool) -> None:
     def seeded_by_rank() -> nn.Module:
@@ -174,6 +177,7 @@ def test_collectives_take_their_options_by_name() -> None:
     assert check_init(waiting, "fsdp=2").is_same
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "cpu:gloo,cuda:nccl"])
 def test_groups_of_other_backends_do_not_connect(backend: str) -> None:
     def with_group() -> nn.Module:
@@ -279,6 +283,7 @@ def seed_of_the_process() -> nn.Module:
     return nn.Linear(4, 4)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
 @pytest.mark.parametrize(
     ("program", "mesh", "first", "ranks", "source"),
@@ -360,6 +365,7 @@ class Forgetful(nn.Module):
         self.float32 = torch.ones(3)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:DTensor random operators")
 def test_tensors_that_nothing_initialized_differ() -> None:
     def on_meta() -> nn.Module:
@@ -409,6 +415,7 @@ def test_tensor_that_depends_on_other_ranks_is_not_comparable() -> None:
     assert not found.is_different
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("value", [3.0, 3e7, float("inf"), float("-inf"), float("nan")])
 def test_seed_of_other_ranks_is_not_comparable(value: float) -> None:
     def seeded_by_sum() -> nn.Module:
@@ -453,6 +460,7 @@ def test_slice_by_hand_that_is_no_chunk_is_not_comparable() -> None:
     assert "is not a DTensor, and has the shape [2, 4], but [4, 4] in one process" in str(found)
 
 
+@pytest.mark.ci
 def test_chunks_by_hand_must_follow_one_dimension_of_the_mesh() -> None:
     def sliced(mesh: DeviceMesh, rows: list[int]) -> nn.Module:
         model = nn.Module()
@@ -471,6 +479,7 @@ def test_chunks_by_hand_must_follow_one_dimension_of_the_mesh() -> None:
 # ---- Arguments and errors ----
 
 
+@pytest.mark.ci
 def test_ranks_of_a_large_mesh_are_at_its_ends() -> None:
     found = check_init(build, "replicate=4,fsdp=32")
     assert found.is_same
@@ -501,6 +510,7 @@ def test_blocks_of_fakes_are_refused() -> None:
         check_init(build, "fsdp=2")
 
 
+@pytest.mark.ci
 def test_program_that_fails_or_dies_is_reported() -> None:
     def failing() -> nn.Module:
         raise KeyError("missing")
@@ -581,6 +591,7 @@ def test_rank_ends_with_the_process_that_checks(tmp_path: Path) -> None:
 # ---- The command ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("function", "code"), [("build", 0), ("rank_dependent_seed", 3), ("missing", 2), ("fails", 1), ("depends", 4)]
 )
@@ -627,6 +638,7 @@ def test_module_that_exits_while_it_is_imported_is_no_success(
     assert 'put the code that runs the program under `if __name__ == "__main__":`' in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_output_before_an_error_is_kept_and_messages_are_on_their_own_lines(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("import os\ndef build():\n  print('before')\n  raise KeyError('missing')\n")
     (tmp_path / "dying.py").write_text("import os\ndef build():\n  os._exit(7)\n")

@@ -188,5 +188,6 @@ def failed_imports(used: bool) -> str:
     return result.stdout
 
 
+@pytest.mark.ci
 def test_later_imports_are_unaffected() -> None:
     assert failed_imports(used=True) == failed_imports(used=False)

@@ -309,6 +309,7 @@ class TestFailure:
 
 
 class TestMemory:
+    @pytest.mark.ci
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
     @pytest.mark.parametrize(
         "materialize",

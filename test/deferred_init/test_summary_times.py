@@ -147,6 +147,7 @@ def test_other_values_are_refused(time: object) -> None:
         summary(nn.Linear(2, 2), time=time)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
 def test_measuring_takes_the_memory_of_the_largest_tensor() -> None:
     code = """

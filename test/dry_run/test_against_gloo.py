@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
 NAMES = [name for name, it in PROGRAMS.items() if it.function.__module__ == fsdp_on_gloo.__name__]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", NAMES)
 def test_fakes_hold_as_much_as_real_processes(name: str) -> None:
     run_program(fsdp_on_gloo.__name__, name)

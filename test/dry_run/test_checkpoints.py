@@ -27,6 +27,7 @@ def sharded() -> nn.Module:
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("rank", [0, 5])
 def test_save_plans_the_writes_of_this_rank(rank: int, tmp_path: Path) -> None:
     with world(SIZE, rank, values="assume") as job:
@@ -40,6 +41,7 @@ def test_save_plans_the_writes_of_this_rank(rank: int, tmp_path: Path) -> None:
     assert [(value.operator, value.answer) for value in job.values] == [("checkpoint.save", "not written")]
 
 
+@pytest.mark.ci
 def test_save_in_the_background_plans_as_well(tmp_path: Path) -> None:
     with world(SIZE, 5, values="assume") as job:
         future: Any = dcp.async_save({"model": sharded().state_dict()}, checkpoint_id=tmp_path)
@@ -48,6 +50,7 @@ def test_save_in_the_background_plans_as_well(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.filterwarnings("ignore:.*assuming the intent is to save in a single process")
 @pytest.mark.parametrize("rank", [0, 5])

@@ -65,6 +65,7 @@ def command(forked_ranks: None, fresh_command: Command) -> Command:
     return fresh_command
 
 
+@pytest.mark.ci
 def test_program_that_fits_is_ended_after_its_steps(fresh_command: Command) -> None:
     ended = fresh_command(TRAIN, "--steps", "3")
     assert ended.code == 0
@@ -84,6 +85,7 @@ HEAVY = [
 ]
 
 
+@pytest.mark.ci
 def test_only_the_rank_imports_pytorch_and_no_module_that_its_program_does_not_need(tmp_path: Path) -> None:
     program = f"""
         import sys
@@ -125,6 +127,7 @@ MEETS = """
 """
 
 
+@pytest.mark.ci
 def test_ranks_run_at_the_same_time_and_are_reported_in_their_order(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +145,7 @@ def test_ranks_run_at_the_same_time_and_are_reported_in_their_order(
     ]
 
 
+@pytest.mark.ci
 def test_one_job_runs_a_rank_when_the_one_before_has_ended(command: Command) -> None:
     program = """
         import os, sys
@@ -173,6 +177,7 @@ OFFLOADS = """
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("masks", ["all", "half"])
 def test_report_has_the_memory_of_the_host_and_the_policies(command: Command, masks: str) -> None:
     ended = command(OFFLOADS, "--values", f"assume,masks={masks}")
@@ -183,6 +188,7 @@ def test_report_has_the_memory_of_the_host_and_the_policies(command: Command, ma
     assert f"{4096 if masks == 'all' else 2048} of 4096 elements" in ended.out
 
 
+@pytest.mark.ci
 def test_floating_point_operations_are_those_of_one_step(command: Command) -> None:
     ended = command(TRAIN, "--steps", "3")
     forward = 2 * 32 * (64 * 256 + 256 * 8)
@@ -191,6 +197,7 @@ def test_floating_point_operations_are_those_of_one_step(command: Command) -> No
     assert "FLOP" not in command(TRAIN, "--no-flops").out
 
 
+@pytest.mark.ci
 def test_time_of_a_step_has_a_bound_if_the_rates_are_known(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
     program = TRAIN.replace("torch.randn(32, 64", "torch.randn(8192, 64")
     ended = command(program, "--json", "report.json", "--report", "report.html", "--rates", "memory=1,tf32=1,float32=1")
@@ -228,6 +235,7 @@ def test_products_that_are_given_the_dtype_of_their_result_are_counted(command: 
     assert f"{6 * 2 * 8**3 / 1e3:.3g} kFLOP in a step" in ended.out, ended.out
 
 
+@pytest.mark.ci
 def test_program_that_does_not_fit_gets_the_required_memory(command: Command) -> None:
     ended = command(TRAIN, "--gpu-memory", "2", arguments=["train.py", "8000000"])
     assert ended.code == 3
@@ -236,6 +244,7 @@ def test_program_that_does_not_fit_gets_the_required_memory(command: Command) ->
     assert re.search(r"^  cuda:0  1\d\.\d\d GiB  1\d\.\d\d GiB  \d.\d\d GiB  -\d+\.\d\d GiB", ended.out, re.MULTILINE)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("handler", ["raise RuntimeError('failed') from error", "raise RuntimeError('failed')"])
 def test_out_of_memory_in_an_error_of_the_program_does_not_fit(command: Command, handler: str) -> None:
     program = f"""
@@ -248,6 +257,7 @@ def test_out_of_memory_in_an_error_of_the_program_does_not_fit(command: Command,
     assert command(program).code == 3
 
 
+@pytest.mark.ci
 def test_out_of_memory_that_the_program_handles_fits(command: Command) -> None:
     program = """
         import torch
@@ -262,6 +272,7 @@ def test_out_of_memory_that_the_program_handles_fits(command: Command) -> None:
     assert command(program).code == 4
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("failure", "code"),
     [("torch.empty(1 << 40, device='cuda')", 3), ("raise ValueError('after the steps')", 1), ("sys.exit(7)", 1)],
@@ -283,6 +294,7 @@ def test_errors_of_the_program_are_shown(command: Command) -> None:
     assert re.search(r'File ".*train.py", line 2, in train.*ValueError: no data', ended.err, re.DOTALL)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("argument", "shown"),
     [("0", 0), ("3", 3), ("5", 5), ("-1", -1), ("'no data'", 1), ("", 0), ("256", 256), ("False", 0)],
@@ -300,6 +312,7 @@ def test_values_that_a_package_reads_are_of_the_line_that_calls_it(command: Comm
     assert re.search(r"3 +\d, \d, \d +\S*train.py:2 in <genexpr>", ended.out)
 
 
+@pytest.mark.ci
 def test_package_may_be_in_an_environment_below(
     fresh_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +380,7 @@ def test_values_that_do_not_exist_can_be_refused(command: Command) -> None:
     assert re.search(r"train.py\", line 11, in <module>.*_local_scalar_dense", ended.err, re.DOTALL)
 
 
+@pytest.mark.ci
 def test_error_after_values_that_do_not_exist_names_the_last_of_them(command: Command) -> None:
     ended = command(
         "import torch\ntokens = torch.ones(8, 4, device='cuda')\n"
@@ -381,6 +395,7 @@ def test_error_after_values_that_do_not_exist_names_the_last_of_them(command: Co
     assert "assumed values" not in command("raise ValueError('no data')").err
 
 
+@pytest.mark.ci
 def test_program_without_launcher_trains_alone(command: Command) -> None:
     alone = "import os; assert 'RANK' not in os.environ and 'WORLD_SIZE' not in os.environ"
     assert command(alone, "--to-end").code == 0
@@ -388,6 +403,7 @@ def test_program_without_launcher_trains_alone(command: Command) -> None:
     assert command(launched, "--to-end", "--world-size", "1").code == 0
 
 
+@pytest.mark.ci
 def test_modules_run_as_by_python(fresh_command: Command, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -401,6 +417,7 @@ def test_modules_run_as_by_python(fresh_command: Command, tmp_path: Path) -> Non
     assert "part of the package __main__ ['--steps', '7'] True" in ended.out
 
 
+@pytest.mark.ci
 def test_scripts_run_as_by_python(fresh_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python searches the folder of the script for modules, but not the current one."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # an empty entry there would add the current folder
@@ -419,6 +436,7 @@ def test_scripts_run_as_by_python(fresh_command: Command, tmp_path: Path, monkey
     assert "beside the script __main__ ['scripts/go.py', '-x']" in ended.out
 
 
+@pytest.mark.ci
 def test_compilers_are_ignored_and_reported(command: Command) -> None:
     ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="))
     assert ended.code == 0, ended.err
@@ -428,6 +446,7 @@ def test_compilers_are_ignored_and_reported(command: Command) -> None:
     assert "OptimizedModule._orig_mod.0.weight" in ended.out
 
 
+@pytest.mark.ci
 def test_compiled_function_that_is_not_called_is_not_mentioned(command: Command) -> None:
     functions = "".join(f"    compiled{i} = torch.compile(lambda loss: 2 * loss)\n" for i in range(6))
     program = TRAIN.replace("    model =", functions + "    model =")
@@ -459,6 +478,7 @@ FLEX = """
 """
 
 
+@pytest.mark.ci
 def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Command) -> None:
     compiled = {"create": "torch.compile(create_block_mask)", "attend": "torch.compile(flex_attention)"}
     ended = command(FLEX.format(**compiled))
@@ -480,6 +500,7 @@ def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Comman
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("call", ["torch.compile(Masking())()", "torch.compile(Masking().forward)()"])
 def test_mask_of_blocks_that_a_compiled_module_makes_has_no_elements(command: Command, call: str) -> None:
     ended = command(
@@ -500,6 +521,7 @@ def test_mask_of_blocks_that_a_compiled_module_makes_has_no_elements(command: Co
     assert re.search(r"^mask 0$", ended.out, re.MULTILINE)
 
 
+@pytest.mark.ci
 def test_flex_attention_that_is_not_compiled_computes_all_scores(command: Command) -> None:
     ended = command(
         """
@@ -516,6 +538,7 @@ def test_flex_attention_that_is_not_compiled_computes_all_scores(command: Comman
     assert int(re.findall(r"^used (\d+)", ended.out, re.MULTILINE)[0]) >= 4 * 4 * 4096 * 4096 >> 20
 
 
+@pytest.mark.ci
 def test_mask_of_blocks_that_is_not_compiled_has_an_element_for_each_pair(command: Command) -> None:
     program = FLEX.format(create="create_block_mask", attend="torch.compile(flex_attention)")
     ended = command(program)
@@ -545,6 +568,7 @@ DDP = """
 """
 
 
+@pytest.mark.ci
 def test_several_ranks_of_a_job_that_torchrun_starts(fresh_command: Command) -> None:
     program = """
         torch.distributed.init_process_group("nccl")
@@ -587,6 +611,7 @@ def test_processes_that_the_program_starts_have_to_be_as_many_as_the_job_has(com
     assert "spawn() was called for 3 processes, but this is a dry run of a job of 4" in ended.err
 
 
+@pytest.mark.ci
 def test_fully_sharded_job_reports_shards_and_collectives(command: Command) -> None:
     program = """
         import os, torch
@@ -628,6 +653,7 @@ def test_report_is_one_page_that_needs_nothing_else(command: Command, tmp_path: 
     assert not re.search(r"""(src|href)=["']?(https?:|//|\w+\.(js|css))|@import|url\(""", page)
 
 
+@pytest.mark.ci
 def test_json_has_all_of_the_report(command: Command, tmp_path: Path) -> None:
     ended = command(READS, "--steps", "3", "--world-size", "2", "--rank", "all", "--json", "report.json", "--quiet")
     assert ended.code == 0, ended.err
@@ -656,6 +682,7 @@ def test_json_has_all_of_the_report(command: Command, tmp_path: Path) -> None:
     assert any("train.py:4 in <module>" in line for line in device["lines"])
 
 
+@pytest.mark.ci
 def test_json_on_stdout_is_alone_there(fresh_command: Command) -> None:
     ended = fresh_command("print('of the program'); import sys; sys.exit(3)", "--json", "-", "--to-end")
     assert ended.code == 1
@@ -677,6 +704,7 @@ def test_collectives_in_json_have_phases_and_bytes(command: Command, tmp_path: P
     assert row["phase"] == "construction"
 
 
+@pytest.mark.ci
 def test_tables_of_equal_ranks_are_printed_once(command: Command) -> None:
     of_rank_2 = "import os; import torch; kept = [torch.ones(9, 9)] * (os.environ['RANK'] == '2')\n"
     ended = command(of_rank_2 + dedent(TRAIN), "--world-size", "4", "--rank", "all")
@@ -687,6 +715,7 @@ def test_tables_of_equal_ranks_are_printed_once(command: Command) -> None:
     assert alike == [("1", "0"), ("3", "0")]
 
 
+@pytest.mark.ci
 def test_each_rank_reports_when_it_is_done(command: Command) -> None:
     ended = command(TRAIN, "--world-size", "2", "--rank", "all", "--no-flops")
     done = re.findall(r"^\[dry run\] rank (\d): done, fits, 2 of 2 steps in [\d.]+ s$", ended.err, re.M)
@@ -749,6 +778,7 @@ def test_arguments_that_make_no_sense_are_refused(
     assert re.search(message, capsys.readouterr().err)
 
 
+@pytest.mark.ci
 def test_exit_code_is_that_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch; torch.empty(1 << 40, device='cuda')")
     ended = subprocess.run(
@@ -782,6 +812,7 @@ SAVE = """
 """
 
 
+@pytest.mark.ci
 def test_checkpoints_are_read_again_and_those_that_exist_stay(fresh_command: Command, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     (tmp_path / "checkpoint-1").mkdir()
@@ -937,6 +968,7 @@ def test_command_does_not_start_where_files_cannot_be_guarded(
         assert "this system has no Landlock" in capfd.readouterr().err
 
 
+@pytest.mark.ci
 def test_rejected_writes_name_the_remedy(fresh_command: Command, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "vocabulary").mkdir()
@@ -955,6 +987,7 @@ def test_folder_for_files_must_not_exist(tmp_path: Path, capsys: pytest.CaptureF
     assert f"--keep-files: {tmp_path} exists" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_gpus_of_a_program_without_a_launcher(command: Command) -> None:
     program = "import torch; [torch.empty(1 << 20, device=i) for i in range(torch.cuda.device_count())]"
     for options, count in ([], 1), (["--per-node", "3"], 3):
@@ -968,6 +1001,7 @@ SHOW = """
 """
 
 
+@pytest.mark.ci
 def test_command_line_of_torchrun_is_understood(command: Command) -> None:
     line = ["torchrun", "--nnodes=2", "--nproc-per-node", "4", "train.py", "--local_rank", "{local_rank}", "--x={rank}"]
     ended = command(SHOW, "--to-end", "--no-lines", "--rank", "0,5-6", arguments=line)
@@ -984,6 +1018,7 @@ def test_options_of_a_launcher_that_do_not_exist_are_refused(command: Command) -
         command(SHOW, arguments=["torchrun", "--processes", "4", "train.py"])
 
 
+@pytest.mark.ci
 def test_stages_are_the_ranks_that_exchange_messages(command: Command) -> None:
     program = """
         import os, torch, torch.distributed as dist
@@ -1027,6 +1062,7 @@ def test_program_that_handles_everything_is_ended(command: Command) -> None:
     assert "rank 0 of 1: fits, 2 of 2 steps" in ended.out
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: str(number.name))
 def test_signals_leave_no_files_and_no_processes(tmp_path: Path, number: signal.Signals) -> None:
     script, temporary = tmp_path / "train.py", tmp_path / "temporary"
@@ -1062,6 +1098,7 @@ time.sleep(600)
     assert not [process for process in words[:-1] if Path("/proc", process, "exe").exists()]
 
 
+@pytest.mark.ci
 def test_interrupt_reports_the_ranks_that_are_finished(tmp_path: Path) -> None:
     script, target = tmp_path / "train.py", tmp_path / "report.json"
     script.write_text("""
@@ -1116,6 +1153,7 @@ def test_scalars_on_the_gpu_become_elements_of_tensors(command: Command) -> None
     assert "[((2,), 'cpu'), ((2,), 'cuda:0'), ((1,), 'cuda:0'), ((1, 2), 'cpu')]" in ended.out
 
 
+@pytest.mark.ci
 def test_model_of_a_folder_without_weights_is_made_of_its_configuration(command: Command) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     program = """

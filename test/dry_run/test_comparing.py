@@ -329,6 +329,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.ci
 def test_regression_is_located_in_every_format(train: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line, code = "train.py:30 in <module>", "logits = logits.float()"
     edit(train, *UPCAST)
@@ -347,6 +348,7 @@ def test_regression_is_located_in_every_format(train: Path, capfd: pytest.Captur
     assert json.loads(capfd.readouterr().out)["comparison"] == found["comparison"]
 
 
+@pytest.mark.ci
 def test_equal_runs_have_equal_peaks(train: Path) -> None:
     flags = ["--compare", "base.json", "--fail-above", "0%", "--markdown", "comment.md", "--report", "head.html"]
     assert main(["dry-run", *flags, "--json", "head.json", "--quiet", "--", "train.py"]) == 0
@@ -356,6 +358,7 @@ def test_equal_runs_have_equal_peaks(train: Path) -> None:
     assert Path("later.html").read_text() == Path("head.html").read_text()
 
 
+@pytest.mark.ci
 def test_failed_rank_keeps_its_code(train: Path) -> None:
     train.write_text("import torch\ntorch.empty(1 << 30, device='cuda')\nraise ValueError")
     assert main(["dry-run", "--compare", "base.json", "--fail-above", "1%", "--", "train.py"]) == 1
@@ -383,6 +386,7 @@ def test_flags_that_make_no_sense_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_recipe_compares_two_commits(tmp_path: Path) -> None:
     """The recipe for CI, on two commits of a repository: the second one has a regression."""
     root, repository, out = Path(__file__).parents[2], tmp_path / "repository", tmp_path / "out"

@@ -39,6 +39,7 @@ def _free_flat_parameters() -> Iterator[None]:
             vars(held).clear()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("rank", [0, 37, 63])
 @pytest.mark.parametrize("name", STEPS)
 def test_engine_trains_on_gpus(name: str, rank: int) -> None:
@@ -48,6 +49,7 @@ def test_engine_trains_on_gpus(name: str, rank: int) -> None:
     assert {record.device for record in job.collectives} <= {f"cuda:{job.local_rank}", "cpu"}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("rank", [0, 37, 63])
 @pytest.mark.parametrize("name", [name for name in STEPS if name not in ON_GPUS_ONLY])
 def test_engine_trains_on_cpus(name: str, rank: int) -> None:

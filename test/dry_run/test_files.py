@@ -78,6 +78,7 @@ def python(scratch: Path, work: Path, program: str) -> str:
     return ended.stdout.strip()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_programs_find_their_files_and_change_none(tmp_path: Path, scratch: Path, seed: int) -> None:
     count = 100
@@ -98,6 +99,7 @@ def test_random_programs_find_their_files_and_change_none(tmp_path: Path, scratc
     assert digest_of(apart) == before
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", [*file_attacks.ATTACKS, " ".join(file_attacks.WITH_TORCH)])
 def test_attacks_find_their_files_and_change_none(tmp_path: Path, scratch: Path, name: str) -> None:
     real, apart = tmp_path / "real", tmp_path / "apart"
@@ -123,6 +125,7 @@ UNGUARDED = (
 )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", UNGUARDED)
 def test_attacks_change_nothing_without_guard_either(tmp_path: Path, scratch: Path, name: str) -> None:
     work = tmp_path / "work"

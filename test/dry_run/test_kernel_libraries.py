@@ -147,6 +147,7 @@ report(before=before, after=after, is_same_version=version == counter._version)
     assert said == {"before": 0.0, "after": "DataDependentError", "is_same_version": True}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("call", "message"),
     [

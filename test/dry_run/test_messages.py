@@ -69,6 +69,7 @@ def real_logs(name: str, folder: Path) -> list[Log]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_pipeline_exchanges_messages_as_on_gloo(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +85,7 @@ def test_pipeline_exchanges_messages_as_on_gloo(name: str, tmp_path: Path, capfd
     assert [dry[rank] for rank in range(size)] == real
 
 
+@pytest.mark.ci
 def test_requested_rank_has_only_its_report(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -104,6 +106,7 @@ def test_requested_rank_has_only_its_report(run: Callable[..., Ended]) -> None:
     assert "received from dry runs of other ranks: 1 from rank 1" in ended.out
 
 
+@pytest.mark.ci
 def test_single_rank_reports_the_assumptions(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -121,6 +124,7 @@ def test_single_rank_reports_the_assumptions(run: Callable[..., Ended]) -> None:
     assert "assuming" not in together.out
 
 
+@pytest.mark.ci
 def test_value_that_the_sender_assumes_is_assumed_by_the_receiver(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -135,6 +139,7 @@ def test_value_that_the_sender_assumes_is_assumed_by_the_receiver(run: Callable[
     assert "assuming 1 integer" in ended.out
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("policy", ["assume", "raise"])
 def test_message_in_a_part_leaves_the_rest(run: Callable[..., Ended], policy: str) -> None:
     ended = run(
@@ -269,6 +274,7 @@ def test_message_has_arrived_when_its_work_or_future_is_done(wait: Callable[[Any
         assert x.tolist() == [5, 6]
 
 
+@pytest.mark.ci
 def test_future_is_not_waited_for_before_the_program_does(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -348,6 +354,7 @@ def test_ranks_that_check_values_of_rank_0_do_not_wait(numbers: list[int]) -> No
     assert arrived.told == []
 
 
+@pytest.mark.ci
 def test_program_that_waits_for_itself_is_refused(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -379,6 +386,7 @@ def test_message_of_another_size_is_refused(run: Callable[..., Ended]) -> None:
     assert "Rank 0 sends [2] torch.int64, 16 bytes, but the receiver expects [3] torch.int64, 24 bytes" in ended.err
 
 
+@pytest.mark.ci
 def test_activations_of_another_size_are_reported_when_both_ranks_have_run(
     run: Callable[..., Ended], tmp_path: Path
 ) -> None:
@@ -402,6 +410,7 @@ def test_activations_of_another_size_are_reported_when_both_ranks_have_run(
     assert page.count(mismatch) == page.count("the program failed") == 2, "when the page is made both have run"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
@@ -432,6 +441,7 @@ def test_sender_that_sends_nothing_is_named(run: Callable[..., Ended], failure: 
     assert "recv_object_list() returns objects of rank 0 of the group." in ended.err
 
 
+@pytest.mark.ci
 def test_broadcast_into_placeholders_gets_the_objects_of_the_root(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -471,6 +481,7 @@ def test_broadcast_of_equal_values_runs_no_other_rank(run: Callable[..., Ended])
     assert "started" not in ended.err
 
 
+@pytest.mark.ci
 def test_stage_ends_where_it_would_wait_for_one_that_has_made_its_steps(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -501,6 +512,7 @@ def test_stage_ends_where_it_would_wait_for_one_that_has_made_its_steps(run: Cal
     assert "FLOP in a step" in ended.out
 
 
+@pytest.mark.ci
 def test_sender_that_does_not_fit_continues_for_the_others(run: Callable[..., Ended]) -> None:
     program = (
         START
@@ -520,6 +532,7 @@ def test_sender_that_does_not_fit_continues_for_the_others(run: Callable[..., En
     assert run(program, 2).code == 3
 
 
+@pytest.mark.ci
 def test_forked_processes_of_a_rank_leave_its_messages_alone(run: Callable[..., Ended]) -> None:
     program = (
         START

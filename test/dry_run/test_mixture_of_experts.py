@@ -20,6 +20,7 @@ NAMES = [name for name, it in PROGRAMS.items() if it.function.__module__ == moe_
 EXPERTS, SIZE, RANK = 8, 4, 1
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of PyTorch has no gloo")
 @pytest.mark.parametrize("name", NAMES)
 def test_fakes_dispatch_what_real_processes_do(name: str) -> None:

@@ -170,6 +170,7 @@ def in_folder(forked_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regression_is_located(in_folder: None, name: str) -> None:
     one = REGRESSIONS[name]
@@ -189,6 +190,7 @@ def without_seconds(content: Any) -> Any:
     return [without_seconds(one) for one in content] if isinstance(content, list) else content
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("runs", [2, pytest.param(100, marks=pytest.mark.long)], ids=["two", "hundred"])
 def test_runs_differ_in_seconds_only(tmp_path: Path, runs: int) -> None:
     """Interpreters with different hash seeds, and two ranks each."""

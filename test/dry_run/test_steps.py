@@ -71,6 +71,7 @@ def peak_of(source: str) -> int:
     return memory.peak_allocated().allocated
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_two_steps_are_as_often_around_the_loop_as_the_program_needs(run: Run, name: str) -> None:
     program = PROGRAMS[name]

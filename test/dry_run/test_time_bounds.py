@@ -298,6 +298,7 @@ def scripted(x: Tensor) -> Tensor:
     return ((x * 2 + 1) * 3).relu()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["script", "LSTM"])
 def test_fused_kernels_may_do_less_than_their_operators(kind: str, job: World) -> None:
     layer = nn.Linear(256, 256, bias=False).cuda()
@@ -418,6 +419,7 @@ def benchmark() -> ModuleType:
 SHORT = (*range(10), 11, 12)  # GPT-2 124M and ResNet-50
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*_autograd.* is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "number", [number if number in SHORT else pytest.param(number, marks=pytest.mark.long) for number in range(44)]

@@ -28,6 +28,7 @@ def small_llama() -> Any:
     return transformers.LlamaForCausalLM(config).cuda().eval()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", [{"do_sample": False}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}])
 def test_generation_makes_all_tokens(way: dict[str, Any], job: World) -> None:
     tokens = torch.randint(5, 1000, (2, 7), device="cuda")

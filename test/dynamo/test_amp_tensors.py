@@ -160,6 +160,7 @@ def test_no_mark_outlives_compiled_code(function: Callable[[Tensor], Any]) -> No
     assert _C.live_marks() == before
 
 
+@pytest.mark.ci
 def test_results_allocated_by_inductor_are_cleaned() -> None:
     layer = nn.Linear(2, 2)
     check(layer, torch.eye(2), backend="inductor", around=lambda: amp.autocast("cpu", self_cleaning=True))

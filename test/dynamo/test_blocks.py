@@ -165,6 +165,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_is_one_graph_with_eager_results(program: Callable[[Tensor], Any], backend: str) -> None:
@@ -173,6 +174,7 @@ def test_is_one_graph_with_eager_results(program: Callable[[Tensor], Any], backe
     check_compiled(program, x.requires_grad_(), backend=backend)
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("requires_grad", [True, False])
@@ -185,6 +187,7 @@ def test_inside_of_inference_mode(program: Callable[[Tensor], Any], backend: str
     assert graph_breaks() == 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("program", [nested, decorated])
 def test_inductor(program: Callable[[Tensor], Any]) -> None:
     x = torch.arange(4.0).view(2, 2).requires_grad_()
@@ -356,6 +359,7 @@ class TestRecompilation:
         assert graphs() == 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("is_everywhere", [True, False])
 def test_compiled_block_is_one_origin(backend: str, is_everywhere: bool) -> None:

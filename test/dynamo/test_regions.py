@@ -246,6 +246,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype:UserWarning")
@@ -260,6 +261,7 @@ def loss(program: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     return torch.stack([r.float().square().sum() for r in results if isinstance(r, Tensor) and r.requires_grad]).sum()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", [block, made_outside, decorators, methods, autograd_functions])
 def test_gradients_are_eager_ones(program: Callable[[Tensor], Any], backend: str) -> None:
@@ -271,6 +273,7 @@ def test_gradients_are_eager_ones(program: Callable[[Tensor], Any], backend: str
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=0)
 
 
+@pytest.mark.ci
 def test_inductor_computes_in_the_dtypes_of_the_region() -> None:
     def function(x: Tensor) -> Any:
         return block(x), decorated(x), in_float32(x)
@@ -297,6 +300,7 @@ def test_weight_in_regions_of_two_dtypes(backend: str) -> None:
 
 
 class TestGraphBreaks:
+    @pytest.mark.cases(1)
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_state_is_restored_behind_a_break_in_a_region(self, backend: str) -> None:
         def function(x: Tensor, region: Any) -> Any:

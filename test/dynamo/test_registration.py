@@ -25,6 +25,7 @@ def run_python(code: str) -> None:
     subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", lines], check=True, cwd=folder)
 
 
+@pytest.mark.ci
 def test_importing_torchext_does_not_import_dynamo() -> None:
     run_python("""
     import sys, torch, torchext
@@ -32,6 +33,7 @@ def test_importing_torchext_does_not_import_dynamo() -> None:
     """)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "imports", ["torch, torchext", "torch, torch._dynamo, torchext", "torch, torch._inductor, torchext"]
 )

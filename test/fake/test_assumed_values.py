@@ -523,6 +523,7 @@ def selects(batch: int) -> Callable[[], None]:
     return step
 
 
+@pytest.mark.ci
 def test_largest_batch_depends_on_the_policy_for_masks() -> None:
     gpu = FakeGPU("small", memory=64 * 2**20)
 

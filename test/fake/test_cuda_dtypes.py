@@ -50,6 +50,7 @@ def check(step: int) -> None:
     assert [case for case in accepted if case[2] is not None and refusal_in(case[2])] == []
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_dtypes_are_refused_and_accepted_as_by_pytorchs_host_code() -> None:
     check(STEP)

@@ -160,6 +160,7 @@ class TestResults:
             heads_last = torch.empty(2, 128, 4, 64, dtype=HALF, device="cuda").transpose(1, 2)
             assert scaled_dot_product_attention(heads_last, heads_last, heads_last).stride() == (32768, 64, 256, 1)
 
+    @pytest.mark.ci
     @pytest.mark.usefixtures("empty_devices")
     def test_do_not_keep_the_scores(self) -> None:
         with fake_mode(gpu=FakeGPU("A100")):

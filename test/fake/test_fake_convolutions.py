@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from refusals import backwards, channels_last
+from comparisons import channels_last, reversed_strides, strides_of_long_dimensions, with_gaps
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,7 +16,11 @@ from torchext.fake import fake_mode, is_fake
 
 Layout = Callable[[Tensor], Tensor]
 
-LAYOUTS: dict[str, Layout] = {"contiguous": lambda t: t, "channels last": channels_last, "backwards": backwards}
+LAYOUTS: dict[str, Layout] = {
+    "contiguous": lambda t: t,
+    "channels last": channels_last,
+    "reversed strides": reversed_strides,
+}
 CONVOLUTIONS: dict[str, Callable[..., Tensor]] = {
     "conv1d": functional.conv1d,
     "conv2d": functional.conv2d,
@@ -75,12 +79,10 @@ def strides_of(name: str, case: Case, layouts: tuple[Layout, Layout], device: st
     weight = layouts[1](torch.rand(shape, dtype=case.dtype, device=device))
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
     y = CONVOLUTIONS[name](x, weight, groups=case.groups, dilation=case.dilation)
-    return [
-        tuple(stride for stride, length in zip(t.stride(), t.shape, strict=True) if length > 1)
-        for t in (y, *torch.autograd.grad(y.sum(), (x, weight)))
-    ]
+    return [*map(strides_of_long_dimensions, (y, *torch.autograd.grad(y.sum(), (x, weight))))]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("case", WEIGHTS_OF_ONE_PIXEL, ids=str)
 @pytest.mark.parametrize("is_transposed", [False, True], ids=["convolution", "transposed"])
 def test_gradients_of_weights_of_one_pixel_have_all_strides(case: Case, is_transposed: bool) -> None:
@@ -98,6 +100,7 @@ def test_gradients_of_weights_of_one_pixel_have_all_strides(case: Case, is_trans
             assert strides(layout, size) == wanted, (layout, size)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("layouts", [*itertools.product(LAYOUTS, LAYOUTS)], ids=" and ".join)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_results_are_laid_out_as_the_library_of_the_cpu_does(name: str, layouts: tuple[str, str]) -> None:
@@ -113,6 +116,7 @@ def volumes(batch: int, dtype: torch.dtype) -> Tensor:
     return functional.conv3d(x, torch.empty(8, 64, 3, 3, 3, dtype=dtype))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 @pytest.mark.parametrize("has_onednn", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -194,16 +198,12 @@ def test_model_stays_channels_last() -> None:
     assert found.stride() == wanted.stride()
 
 
-def gaps(tensor: Tensor) -> Tensor:
-    return torch.stack([tensor, tensor], -1)[..., 0]
-
-
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("shape", [(7, 2), (3, 2, 5), (2, 3, 4, 5), (2, 3, 4, 5, 2), (1, 3, 1, 1)])
 def test_gradient_of_batch_normalization_on_the_cpu_has_the_format_of_its_input(
     shape: tuple[int, ...], train: bool
 ) -> None:
-    layouts: list[Layout] = [lambda t: t, backwards, gaps, *([channels_last] if len(shape) == 4 else [])]
+    layouts: list[Layout] = [lambda t: t, reversed_strides, with_gaps, *([channels_last] if len(shape) == 4 else [])]
     for of_input, of_gradient in itertools.product(layouts, layouts):
 
         def strides(of_input: Layout = of_input, of_gradient: Layout = of_gradient) -> list[tuple[int, ...]]:

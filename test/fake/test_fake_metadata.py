@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from comparisons import metadata
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -50,10 +51,6 @@ PROGRAMS: dict[str, Program] = {
     "like one on the cpu with an index": lambda: torch.empty_like(torch.ones(2), device="cpu:1"),
     "meta with an index": lambda: torch.ones(2, device="meta:0"),
 }
-
-
-def metadata(tensor: Tensor) -> object:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

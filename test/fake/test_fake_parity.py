@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from common import assert_same_tensor
-from sweeps import test_op_db
+from comparisons import LOOSE_PROPERTIES, PROPERTIES, Raised, metadata, outcome
+from sweeps import operators
+from sweeps.checks import fakes
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
@@ -30,20 +30,12 @@ only_2_13 = pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="Meta kernels di
 Program = Callable[[], Any]
 
 
-def metadata(value: object) -> list[object]:
-    """Return the metadata of tensors; strides only of dimensions longer than 1."""
-
-    def of(leaf: object) -> object:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        strides = tuple(s for s, n in zip(leaf.stride(), leaf.shape, strict=True) if n > 1) if leaf.numel() else ()
-        return tuple(leaf.shape), leaf.dtype, leaf.device, strides, leaf.requires_grad
-
-    return [of(leaf) for leaf in tree_leaves(value)]
+# The tensors of `FakeTensorMode` have another class.
+COMPARED = LOOSE_PROPERTIES - {"class"}
 
 
 def are_fake(value: object) -> bool:
-    return all(is_fake(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return all(map(is_fake, operators.tensors_in(value)))
 
 
 #
@@ -55,8 +47,7 @@ def forward(op: OpInfo, args: Any, kwargs: Any) -> Any:
 
 
 def backward(op: OpInfo, args: Any, kwargs: Any) -> Any:
-    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    return test_op_db.gradients(op(*args, **kwargs), tensors)
+    return operators.gradients(op(*args, **kwargs), operators.Arguments(args, kwargs))
 
 
 def jvp(op: OpInfo, args: Any, kwargs: Any) -> Any:
@@ -69,21 +60,13 @@ def jvp(op: OpInfo, args: Any, kwargs: Any) -> Any:
 
     with forward_ad.dual_level():
         args, kwargs = tree_map(dual, (args, kwargs))
-        results = [leaf for leaf in tree_leaves(op(*args, **kwargs)) if isinstance(leaf, Tensor)]
-        return [tuple(forward_ad.unpack_dual(result)) for result in results]
-
-
-def outcome(run: Callable[[], Any]) -> Any:
-    try:
-        return metadata(run())
-    except Exception as error:
-        return error
+        return [tuple(forward_ad.unpack_dual(result)) for result in operators.tensors_in(op(*args, **kwargs))]
 
 
 def samples(op: OpInfo, dtype: torch.dtype, requires_grad: bool) -> Iterator[tuple[Any, Any]]:
     for sample in op.sample_inputs("cpu", dtype, requires_grad=requires_grad):
         arguments = (sample.input, *sample.args), sample.kwargs
-        if all(leaf.layout is torch.strided for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)):
+        if all(tensor.layout is torch.strided for tensor in operators.tensors_in(arguments)):
             yield arguments
 
 
@@ -91,22 +74,22 @@ def ours(how: Callable[..., Any], op: OpInfo, arguments: tuple[Any, Any]) -> Any
     copies: dict[int, Tensor] = {}
     args, kwargs = tree_map_only(Tensor, lambda t: copies.setdefault(id(t), fake_like(t)), arguments)
     with fake_mode():
-        return outcome(lambda: how(op, args, kwargs))
+        return outcome(lambda: metadata(how(op, args, kwargs), COMPARED))
 
 
 def theirs(how: Callable[..., Any], op: OpInfo, arguments: tuple[Any, Any]) -> Any:
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     args, kwargs = tree_map_only(Tensor, mode.from_tensor, arguments)
     with mode:
-        return outcome(lambda: how(op, args, kwargs))
+        return outcome(lambda: metadata(how(op, args, kwargs), COMPARED))
 
 
 def named(*tables: set[str]) -> list[OpInfo]:
-    return [op for op in op_db if test_op_db.full_name(op) in set().union(*tables)]
+    return [op for op in op_db if operators.full_name(op) in set().union(*tables)]
 
 
-EXCEPTIONS = [(op, forward) for op in named(test_op_db.NEEDS_VALUES, test_op_db.UNSUPPORTED)] + [
-    (op, backward) for op in named(test_op_db.GRADIENT_NEEDS_VALUES, test_op_db.GRADIENT_UNSUPPORTED)
+EXCEPTIONS = [(op, forward) for op in named(fakes.NEEDS_VALUES, fakes.UNSUPPORTED)] + [
+    (op, backward) for op in named(fakes.GRADIENT_NEEDS_VALUES, fakes.GRADIENT_UNSUPPORTED)
 ]
 
 # Operators that `FakeTensorMode` supports and ours does not.
@@ -115,58 +98,27 @@ GAPS = {
 }
 
 
+@pytest.mark.cases(7)
 @only_2_13
 @pytest.mark.parametrize(
     ("op", "how"),
     EXCEPTIONS,
-    ids=lambda value: test_op_db.full_name(value) if isinstance(value, OpInfo) else value.__name__,
+    ids=lambda value: operators.full_name(value) if isinstance(value, OpInfo) else value.__name__,
 )
 def test_exception_of_the_suite_is_also_pytorchs(op: OpInfo, how: Callable[..., Any]) -> None:
     gaps = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of samples that provoke them
         for arguments in samples(op, torch.float32, requires_grad=how is backward):
-            wanted = outcome(lambda arguments=arguments: how(op, *arguments))
-            if isinstance(wanted, Exception) or ours(how, op, arguments) == wanted:
+            wanted = outcome(lambda arguments=arguments: metadata(how(op, *arguments), COMPARED))
+            if isinstance(wanted, Raised) or ours(how, op, arguments) == wanted:
                 continue
             if theirs(how, op, arguments) == wanted:
                 gaps.append(arguments)
-    assert bool(gaps) == ((test_op_db.full_name(op), how.__name__) in GAPS)
+    assert bool(gaps) == ((operators.full_name(op), how.__name__) in GAPS)
 
 
 # Forward AD.
-
-
-# Reasons for a missing or different tangent.
-OTHER_TANGENTS = {
-    "masked.prod": "as prod",
-    "nanquantile": "as quantile",
-    "prod": "of one element needs no gradient, because the way of tensor subclasses leaves the division out",
-    "quantile": "calls `lerp_`, whose Meta function shows a dual number in an error where autograd is left",
-}
-
-
-@only_2_13
-class TestForwardAd(TestCase):
-    @ops(
-        [op for op in op_db if op.supports_forward_ad and test_op_db.full_name(op) not in OTHER_TANGENTS],
-        allowed_dtypes=(torch.float32,),
-    )
-    def test_tangents_have_the_metadata_of_real_ones(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
-        expected: tuple[type[Exception], ...] = (DataDependentError, UnsupportedOperatorError)
-        is_exempt = test_op_db.full_name(op) in (test_op_db.NEEDS_VALUES | test_op_db.UNSUPPORTED)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samples that provoke them
-            for arguments in samples(op, dtype, requires_grad=True):
-                wanted = outcome(lambda arguments=arguments: jvp(op, *arguments))
-                if isinstance(wanted, Exception):
-                    continue
-                found = ours(jvp, op, arguments)
-                if not (is_exempt and isinstance(found, expected)):
-                    assert found == wanted
-
-
-instantiate_device_type_tests(TestForwardAd, globals(), only_for="cpu")
 
 
 def number_programs() -> dict[str, Callable[[Tensor], Tensor]]:
@@ -283,11 +235,12 @@ def test_shortcut_that_reads_values_is_skipped(name: str) -> None:
 @only_2_13
 @pytest.mark.parametrize("name", SHORTCUTS)
 def test_shortcut_is_skipped_on_fake_devices(name: str) -> None:
-    wanted = [(*rest[:2], *rest[3:]) for rest in metadata(SHORTCUTS[name]())]  # type: ignore[index]
+    compared = PROPERTIES - {"device"}
+    wanted = metadata(SHORTCUTS[name](), compared)
     with fake_mode(gpu=True), torch.device("cuda"):
         found = SHORTCUTS[name]()
     assert all(leaf.is_cuda for leaf in tree_leaves(found))
-    assert [(*rest[:2], *rest[3:]) for rest in metadata(found)] == wanted  # type: ignore[index]
+    assert metadata(found, compared) == wanted
 
 
 @only_2_13
@@ -479,7 +432,7 @@ def test_matrices_of_groups_are_checked(shape: tuple[int, ...], dtype: torch.dty
 def trained(module: nn.Module, *inputs: Tensor) -> Any:
     """Return the output of a training step, and the gradients of the parameters."""
     outputs = module(*inputs)
-    sum(leaf.sum() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad).backward()
+    sum(tensor.sum() for tensor in operators.tensors_in(outputs) if tensor.requires_grad).backward()
     return outputs, [parameter.grad for parameter in module.parameters()]
 
 
@@ -584,9 +537,9 @@ def test_program_has_the_same_results_on_fake_cuda_and_on_the_cpu(name: str) -> 
     expected = PROGRAMS_FOR_DEVICES[name]("cpu")
     with fake_mode(gpu=True):
         found = PROGRAMS_FOR_DEVICES[name]("cuda")
-        shapes = [tuple(leaf.shape) for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
-        assert [tuple(leaf.shape) for leaf in tree_leaves(found) if isinstance(leaf, Tensor)] == shapes
-        assert all(leaf.is_cuda for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
+        compared = {"shape", "dtype", "requires_grad"}
+        assert metadata(found, compared) == metadata(expected, compared)
+        assert all(tensor.is_cuda for tensor in operators.tensors_in(found))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

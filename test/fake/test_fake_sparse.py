@@ -16,6 +16,8 @@ from unittest import mock
 import pytest
 import torch
 from common import RecordOperators
+from comparisons import PROPERTIES, metadata
+from sweeps.operators import tensors_in
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
@@ -80,38 +82,22 @@ def members(tensor: Tensor) -> list[Tensor]:
 
 
 def described(result: Any) -> Any:
-    """Return everything that two results must have in common: all but the values."""
-    if isinstance(result, dict):
-        return {key: described(value) for key, value in result.items()}
-    if isinstance(result, list | tuple):
-        return [described(part) for part in result]
-    if not isinstance(result, Tensor):
-        return result
-    common = {
-        "class": type(result),
-        "layout": result.layout,
-        "shape": tuple(result.shape),
-        "dtype": result.dtype,
-        "device": result.device,
-        "requires_grad": result.requires_grad,
-        "grad_fn": type(result.grad_fn).__name__,
-        "is_leaf": result.is_leaf,
-        "version": None if result.is_inference() else result._version,
-        "keys": str(torch._C._dispatch_keys(result)).replace("Fake, ", "").replace(", TESTING_ONLY_GenericWrapper", ""),
-    }
-    if result.layout is torch.strided:
-        return common | {"strides": result.stride(), "offset": result.storage_offset()}
-    return common | {
-        "sparse_dim": result.sparse_dim(),
-        "dense_dim": result.dense_dim(),
-        "nnz": result._nnz(),
-        "is_coalesced": result.layout is torch.sparse_coo and result.is_coalesced(),
-        "members": [(tuple(m.shape), m.dtype, m.device, m.stride() if m.numel() else ()) for m in members(result)],
-    }
+    """Return the metadata of tensors, and of the members of sparse ones."""
+    return tree_map(lambda leaf: described_tensor(leaf) if isinstance(leaf, Tensor) else leaf, result)
 
 
-def tensors_in(result: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+def described_tensor(tensor: Tensor) -> dict[str, object]:
+    keys = str(torch._C._dispatch_keys(tensor)).replace("Fake, ", "").replace(", TESTING_ONLY_GenericWrapper", "")
+    found = metadata(tensor, PROPERTIES | {"grad_fn", "is_leaf", "version", "storage_offset"}) | {"keys": keys}
+    if tensor.layout is torch.strided:
+        return found
+    return found | {
+        "sparse_dim": tensor.sparse_dim(),
+        "dense_dim": tensor.dense_dim(),
+        "nnz": tensor._nnz(),
+        "is_coalesced": tensor.layout is torch.sparse_coo and tensor.is_coalesced(),
+        "members": metadata(members(tensor)),
+    }
 
 
 def assert_same(function: Callable[..., Any], *arguments: Tensor) -> None:
@@ -196,6 +182,7 @@ class TestConstruction:
 
 
 class TestOperators:
+    @pytest.mark.cases(124)
     @pytest.mark.parametrize(
         "function",
         [
@@ -363,6 +350,7 @@ class TestOperators:
 UNKNOWN_ELEMENTS = {"mul", "sum", *(f"masked.{name}" for name in ("amax", "amin", "mean", "prod", "sum"))}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc], ids=str
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from common import RecordOperators
+from common import RecordOperators, in_fake_mode
+from comparisons import metadata
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import (
@@ -42,15 +43,6 @@ def real(*shape: int | nn.Module) -> Any:
 
 def fake(*shape: int | nn.Module) -> Any:
     return fake_like(real(*shape))
-
-
-def described(result: Any) -> Any:
-    def describe(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.shape, leaf.dtype, leaf.stride(), leaf.device, leaf.requires_grad
-        return leaf
-
-    return pytree.tree_map(describe, result)
 
 
 def per_sample_gradients(make: Make) -> Any:
@@ -138,7 +130,7 @@ class TestTransforms:
     @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
     def test_results_are_fake_and_those_of_real_tensors(self, transform: Callable[[Make], Any]) -> None:
         result = transform(fake)
-        assert described(result) == described(transform(real))
+        assert metadata(result) == metadata(transform(real))
         assert all(map(is_fake, pytree.tree_leaves(result)))
 
     def test_errors_of_vmap_are_its_own(self) -> None:
@@ -264,11 +256,6 @@ class TestSubclassesAndCompilers:
         assert "linear" in str(torch.export.export(nn.Linear(3, 2), (x,)).graph)
 
 
-def run_as_fake(function: Callable[[], Any]) -> Any:
-    with fake_mode():
-        return function()
-
-
 class TestFakeTensorMode:
     def test_the_innermost_mode_decides(self) -> None:
         def kind() -> tuple[type, bool]:
@@ -321,7 +308,7 @@ class TestFakeTensorMode:
         assert isinstance(converted, FakeTensor)
         assert not is_fake(converted)
 
-    @pytest.mark.parametrize("run", [run_as_fake, deferred_init], ids=["fake", "deferred"])
+    @pytest.mark.parametrize("run", [in_fake_mode, deferred_init], ids=["fake", "deferred"])
     def test_their_fakes_are_kept_inside_our_block(self, run: Callable[[Callable[[], Any]], Any]) -> None:
         with FakeTensorMode() as mode:
             theirs = torch.ones(3, 4)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sweeps.operators import tensors_in
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
@@ -107,22 +108,22 @@ def test_allocations_for_deferred_tensors_are_deferred(name: str) -> None:
 
 def forward_and_backward(op: OpInfo, args: tuple[Any, ...]) -> list[Tensor]:
     """Return the results, and the gradients of the arguments."""
-    results = [leaf for leaf in tree_leaves(op.op(args[0], *args[1], **args[2])) if isinstance(leaf, Tensor)]
+    results = tensors_in(op.op(args[0], *args[1], **args[2]))
     losses = [result.sum() for result in results if result.requires_grad]
     if losses:
         sum(losses[1:], losses[0]).backward()
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-    return [*results, *(tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None)]
+    return [*results, *(tensor.grad for tensor in tensors_in(args) if tensor.is_leaf and tensor.grad is not None)]
 
 
 def samples_of(op: OpInfo) -> Iterator[tuple[Any, ...]]:
     for sample in itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=True), 4):
         args = (sample.input, sample.args, sample.kwargs)
-        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(args)
         if tensors and all(tensor.layout is torch.strided for tensor in tensors):
             yield args
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(8))
 def test_all_results_and_gradients_are_fake(part: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from comparisons import metadata
 
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import fake_mode
@@ -89,10 +90,6 @@ def default(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     torch.set_default_dtype(before)
 
 
-def metadata(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
 def check_metadata(calls: Iterator[tuple[str, Call]]) -> None:
     """Compare the calls that succeed eagerly; other tests cover errors."""
     wrong = {}
@@ -117,6 +114,7 @@ def test_factories_infer_the_dtype_of_a_number(default: torch.dtype, number: com
     check_metadata(of_one_number(number))
 
 
+@pytest.mark.cases(68)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("number", NUMBERS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -483,6 +483,7 @@ def test_element_of_a_larger_storage_is_unknown() -> None:
             fake_like(source, device="cpu").item()
 
 
+@pytest.mark.cases(59)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("way", ["real state", "fake state", "fake_like", "fake to fake"])
@@ -671,3 +672,38 @@ def test_packed_sequences_are_padded_as_eager_does(options: dict[str, Any], devi
         assert x.grad is not None
         with pytest.raises(ValueError, match="total_length=3 and max sequence length being 10"):
             pad(x, torch.tensor([10, 6, 5, 5]), total_length=3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs_have_the_values_of_the_real_run(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(count: int) -> int:
+        return int(torch.randint(count, (), generator=generator))
+
+    steps: list[Callable[[list[torch.Tensor]], object]] = []
+    for _ in range(40):
+        kind, i, j, number = pick(9), pick(4), pick(4), pick(5)
+        steps.append(
+            [
+                lambda t, i=i, j=j: t[i].add_(t[j]),
+                lambda t, i=i, j=j: t[i].copy_(t[j]),
+                lambda t, i=i, n=number: t[i][n % 4 :].fill_(n),
+                lambda t, i=i, j=j: t[i].t().mul_(t[j][:1, 0].clone()),
+                lambda t, i=i: t[i].zero_(),
+                lambda t, i=i, n=number: t.__setitem__(i, t[i].roll(n, 0)),
+                lambda t, i=i, j=j: t.__setitem__(i, torch.where(t[j] > 1, t[i], t[j])),
+                lambda t, i=i, j=j: torch.add(t[i], 1, out=t[j]),
+                lambda t, i=i, n=number: t[i].view(-1)[n::3].clamp_(max=n + 2),
+            ][kind]
+        )
+
+    def run() -> list[list[float]]:
+        tensors = [torch.arange(12.0).view(4, 3), torch.ones(4, 3), torch.zeros(4, 3), torch.full((4, 3), 2.5)]
+        for step in steps:
+            step(tensors)
+        return [tensor.tolist() for tensor in tensors]
+
+    wanted = run()
+    with fake_mode():
+        assert run() == wanted

@@ -1,6 +1,6 @@
 """The cache of metadata: which calls share an entry, which are not cached, and its statistics.
 
-`test_op_db.py` checks on every operator that cached results are right.
+`sweeps/checks/fakes.py` checks on every operator that cached results are right.
 """
 
 from __future__ import annotations
@@ -348,6 +348,7 @@ class TestResults:
             assert [t.shape for t in results] == [t.shape for t in tensors]
             assert len({t.untyped_storage()._cdata for t in results}) == len(tensors)
 
+    @pytest.mark.ci
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_forks_while_threads_are_busy(self) -> None:
         stop = threading.Event()

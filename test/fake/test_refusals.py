@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 import warnings
@@ -14,13 +13,9 @@ from typing import Any
 import forked
 import pytest
 import torch
-from refusals import Difference, calls_of, compare, enlarged, error_calls_of, layouts, mutations
+from comparisons import error_of, metadata
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_utils import TestCase
-from torch.testing._internal.opinfo.core import OpInfo
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import cache_clear, cache_info, fake_like, fake_mode
@@ -129,12 +124,6 @@ if torch.accelerator.is_available():
     del FACTORIES["pinned memory without an accelerator"]
 
 
-def error_of(program: Callable[[], Any]) -> tuple[type[Exception], str]:
-    with pytest.raises(Exception) as error:  # noqa: PT011 - whatever eager PyTorch raises
-        program()
-    return error.type, str(error.value).splitlines()[0]
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_fakes_raise_the_errors_of_real_tensors(name: str) -> None:
     wanted = error_of(PROGRAMS[name])
@@ -216,7 +205,7 @@ def test_a_refused_call_leaves_nothing_behind() -> None:
         found = refused_calls(fake)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert found == wanted
-    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+    assert metadata(fake) == metadata(real)
 
 
 def test_a_refused_call_is_not_recorded() -> None:
@@ -260,6 +249,7 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_fakes_accept_calls_that_depend_on_values_or_are_large(name: str) -> None:
     with fake_mode():
@@ -290,7 +280,7 @@ def test_fakes_and_deferred_tensors_accept_the_calls_of_real_tensors(name: str) 
     real = REFUSED_BY_META_KERNELS[name]()
     with fake_mode():
         fake = REFUSED_BY_META_KERNELS[name]()
-    assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
+    assert metadata(fake) == metadata(real)
     deferred = deferred_init(REFUSED_BY_META_KERNELS[name])
     assert is_deferred(deferred)
     assert torch.equal(materialize_tensor(deferred), real)
@@ -393,128 +383,6 @@ def test_fakes_on_cuda_accept_calls_that_only_cpu_kernels_reject() -> None:
         assert nn.BatchNorm1d(4, device="cuda")(x).dtype is torch.float16
 
 
-VALUES = "reads values before it checks the rest, or its kernel expects values that no stand-in has"
-LOOSE = "the real kernel does not check what the Meta kernel does"
-OPTIONS = "has the options of a factory, so that it may ask for any amount of memory: not tried out"
-META = "a number on the meta device counts as one that mixes with any device"
-TRUSTS = "kernels of gradients trust what the forward has made, so they are not tried out"
-FALLBACK = "PyTorch's autograd function checks its input with another kernel"
-
-# The remaining differences by operator: their kinds, and the reason.
-DIFFERENCES: dict[str, tuple[set[str], str]] = {
-    "linalg.lu_factor": ({"accepted"}, VALUES),
-    "__getitem__": ({"accepted"}, VALUES),
-    "index_put": ({"accepted"}, VALUES),
-    "gather": ({"accepted"}, VALUES),
-    "scatter": ({"accepted"}, VALUES),
-    "scatter_add": ({"accepted"}, VALUES),
-    "scatter_reduce.sum": ({"accepted"}, VALUES),
-    "scatter_reduce.prod": ({"accepted"}, VALUES),
-    "scatter_reduce.mean": ({"accepted"}, VALUES),
-    "scatter_reduce.amin": ({"accepted"}, VALUES),
-    "scatter_reduce.amax": ({"accepted"}, VALUES),
-    "multinomial": ({"accepted"}, VALUES),
-    "narrow": ({"another class"}, VALUES),
-    "tensor_split": ({"another class"}, VALUES),
-    "to_sparse": ({"another class"}, VALUES),
-    "nn.functional.ctc_loss": ({"another class"}, VALUES),
-    "nn.functional.gaussian_nll_loss": ({"another class"}, VALUES),
-    "nn.functional.embedding_bag": ({"accepted"}, VALUES),
-    "_segment_reduce.lengths": ({"accepted", "another class", "other words"}, VALUES),
-    "_segment_reduce.offsets": ({"accepted", "another class", "other words"}, VALUES),
-    "nn.functional.linear_cross_entropy": ({"accepted"}, VALUES),
-    "nn.functional.multilabel_margin_loss": ({"accepted", "other words"}, VALUES),
-    "native_dropout_backward": ({"another result", "other words"}, TRUSTS),
-    "_softmax_backward_data": ({"accepted", "other words"}, TRUSTS),
-    "max_pool2d_with_indices_backward": ({"accepted"}, TRUSTS),
-    "native_group_norm": ({"another result"}, LOOSE),
-    "native_batch_norm": ({"another result"}, LOOSE),
-    "_native_batch_norm_legit": ({"another result"}, LOOSE),
-    "_batch_norm_with_update": ({"another result"}, LOOSE),
-    "linspace": ({"other words"}, OPTIONS),
-    "logspace": ({"other words"}, OPTIONS),
-    "zeros": ({"other words"}, OPTIONS),
-    "linspace.tensor_overload": ({"accepted", "other words"}, OPTIONS),
-    "logspace.tensor_overload": ({"accepted", "other words"}, OPTIONS),
-    "empty_strided": ({"accepted"}, OPTIONS),
-    "nn.functional.linear_cross_entropy.chunked": ({"accepted"}, FALLBACK),
-    "nn.functional.linear_cross_entropy.chunked_none": ({"accepted"}, FALLBACK),
-    "as_strided_scatter": ({"accepted"}, META),
-    "copysign": ({"accepted"}, META),
-    "div.floor_rounding": ({"accepted"}, META),
-    "floor_divide": ({"accepted"}, META),
-    "corrcoef": ({"accepted"}, META),
-    "cov": ({"accepted"}, META),
-    "nn.functional.multi_margin_loss": ({"accepted"}, META),
-    "index_fill": ({"accepted"}, META),
-    "index_copy": ({"accepted"}, META),
-    "index_add": ({"accepted"}, META),
-}
-
-
-# Operators with more than linear time or memory, or tens of thousands of results, and one whose kernel crashes.
-SLOW_WHEN_LARGE = {"matrix_exp", "cdist", "chunk", "split", "tensor_split", "unbind", "unsafe_chunk", "unsafe_split"}
-SLOW_WHEN_LARGE |= {"expand_copy", "nn.functional.pdist", "max_pool2d_with_indices_backward", "lu_unpack"}
-
-
-def full_name(op: OpInfo) -> str:
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
-
-
-@pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="the table is that of one release")
-class TestRefusals(TestCase):
-    @pytest.mark.long
-    @ops(op_db, allowed_dtypes=(torch.float32,))
-    def test_calls_that_pytorchs_tests_expect_to_raise_do(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samples that provoke them
-            found = [difference for call in error_calls_of(op) if (difference := compare(call))]
-        allowed = DIFFERENCES.get(full_name(op), (set(), ""))[0]
-        assert [one for one in found if one.kind not in allowed] == []
-
-    @pytest.mark.long
-    @ops(op_db, allowed_dtypes=(torch.float32,))
-    def test_samples_with_one_argument_changed_are_refused_as_real_ones(
-        self, device: str, dtype: torch.dtype, op: OpInfo
-    ) -> None:
-        if full_name(op) == "lu_unpack":
-            self.skipTest("PyTorch crashes when there are too few pivots")
-        found: list[Difference] = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samples that provoke them
-            for sample in itertools.islice(calls_of(op, dtype), 2):
-                found += [difference for call in mutations(sample) if (difference := compare(call))]
-        allowed = DIFFERENCES.get(full_name(op), (set(), ""))[0]
-        assert {one.kind for one in found} <= allowed, found
-
-    @pytest.mark.long
-    @ops(op_db, allowed_dtypes=(torch.float32,))
-    def test_large_samples_are_refused_and_laid_out_as_real_ones(
-        self, device: str, dtype: torch.dtype, op: OpInfo
-    ) -> None:
-        if full_name(op) in SLOW_WHEN_LARGE:
-            self.skipTest("takes long with large arguments")
-        found: list[Difference] = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samples that provoke them
-            for sample in itertools.islice(calls_of(op, dtype), 2):
-                for large in enlarged(sample):
-                    calls = [large, *layouts(large), *itertools.islice(mutations(large), 6)]
-                    found += [difference for call in calls if (difference := compare(call))]
-        allowed = DIFFERENCES.get(full_name(op), (set(), ""))[0] | {"other words"}
-        assert {one.kind for one in found} <= allowed, found
-
-    @ops(op_db, allowed_dtypes=(torch.float32,))
-    def test_results_are_laid_out_as_real_ones(self, device: str, dtype: torch.dtype, op: OpInfo) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samples that provoke them
-            for sample in itertools.islice(calls_of(op, dtype), 3):
-                assert [difference for call in layouts(sample) if (difference := compare(call))] == []
-
-
-instantiate_device_type_tests(TestRefusals, globals(), only_for="cpu")
-
-
 TOO_LARGE_TO_COMPUTE = {
     "index that is no vector": lambda: torch.ones(37, 1200).index_select(0, torch.ones(37, 1200, dtype=torch.int64)),
     "points of other dimensions": lambda: torch.cdist(torch.ones(40009, 3), torch.ones(40013, 2)),
@@ -541,6 +409,7 @@ def test_large_calls_are_tried_out_without_their_results(is_profiled: bool) -> N
     assert image.shape == (1, 1, 70001, 70001)
 
 
+@pytest.mark.ci
 def test_buffers_of_kernels_are_not_made_up() -> None:
     """The backward pass of a recurrent layer writes to a workspace whose size only its forward pass determines."""
     code = """

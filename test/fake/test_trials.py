@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 from common import assert_same_tensor, build_both
+from comparisons import PROPERTIES, copy_with_same_strides, metadata
 from refusals import Call, Difference, call_of, compare
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput, UnaryUfuncInfo
+from torch.testing._internal.opinfo.core import OpInfo, UnaryUfuncInfo
 
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, cache_clear, cache_info, fake_like, fake_mode
@@ -38,9 +39,10 @@ def tensor_of(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def difference(function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Difference | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about complex half precision
-        return compare(call_of(function, SampleInput(arguments[0], args=arguments[1:], kwargs=kwargs)))
+        return compare(call_of(function, arguments, kwargs))
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("op", UNARY, ids=lambda op: op.name)
 def test_dtypes_are_checked_at_odd_sizes(op: OpInfo) -> None:
     pairs = zip(itertools.cycle(SIZES), DTYPES, strict=False)
@@ -49,6 +51,7 @@ def test_dtypes_are_checked_at_odd_sizes(op: OpInfo) -> None:
         assert difference(op, transposed) is None, (sizes, dtype)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.__name__)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_operands_are_promoted_and_laid_out_at_odd_sizes(op: Any, sizes: tuple[int, ...]) -> None:
@@ -81,7 +84,7 @@ def test_ties_of_strides_are_decided_by_the_sizes_of_the_call(sizes: Any, stride
 
 
 def spec_of_one(tensor: Tensor) -> tuple[Any, str]:
-    call = call_of(torch.neg, SampleInput(tensor))
+    call = call_of(torch.neg, (tensor,), {})
     return call.spec, call.change
 
 
@@ -128,6 +131,7 @@ LOSSES = [functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, fu
 PADDINGS = [("reflect", (1, 2, 1, 1)), ("replicate", (1, 2, 1, 1)), ("constant", (1, 2)), ("circular", (1, 1, 1, 1))]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("sizes", [(3, 4), (181, 183)], ids=str)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_gradients_of_losses_are_those_of_real_kernels(loss: Any, sizes: tuple[int, int]) -> None:
@@ -140,6 +144,7 @@ def test_gradients_of_losses_are_those_of_real_kernels(loss: Any, sizes: tuple[i
             )
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("mode", "padding"), PADDINGS, ids=str)
 @pytest.mark.parametrize("sizes", [(2, 3, 5, 4), (3, 7, 41, 43)], ids=str)
 def test_gradients_of_paddings_are_those_of_real_kernels(mode: str, padding: Any, sizes: tuple[int, ...]) -> None:
@@ -205,7 +210,7 @@ def test_elementwise_results_on_mps_are_those_on_the_cpu(function: Any, device: 
     with fake_mode():
         fakes = [fake_like(each, device=device) if isinstance(each, Tensor) else each for each in arguments]
         fake = function(*fakes)
-    assert (fake.dtype, fake.shape, fake.stride()) == (real.dtype, real.shape, real.stride())
+    assert metadata(fake, PROPERTIES - {"device"}) == metadata(real, PROPERTIES - {"device"})
 
 
 def test_results_of_a_trial_that_are_views_share_memory_with_the_argument() -> None:
@@ -264,12 +269,13 @@ def random_call(random: Random) -> tuple[Callable[..., Any], list[Any]]:
     return function, arguments
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_calls_have_the_results_and_errors_of_real_ones(seed: int) -> None:
     random = Random(seed)
     for _ in range(100):
         function, arguments = random_call(random)
-        call = call_of(partial(in_place, function), SampleInput(arguments[0], args=tuple(arguments[1:])))
+        call = call_of(partial(in_place, function), tuple(arguments), {})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert compare(call) is None, function
@@ -279,7 +285,7 @@ def in_place(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function, which may write to its first argument, and return its result and that argument."""
     first = arguments[0]
     if getattr(function, "__name__", "").endswith("_"):
-        first = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype).copy_(first)
+        first = copy_with_same_strides(first)
     return function(first, *arguments[1:]), first
 
 
@@ -486,7 +492,7 @@ def test_results_of_sparse_products_are_cached() -> None:
             for _ in range(2):
                 before = cache_info()
                 found = program(*fakes)
-                assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+                assert metadata(found) == metadata(wanted)
             if sparse.layout is torch.sparse_coo:
                 assert cache_info().misses == before.misses
 
@@ -514,6 +520,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "program",
     [
@@ -543,6 +550,7 @@ def test_calls_in_a_fork_do_not_wait_for_threads_that_are_gone(program: str) -> 
     assert ended.stdout == "7\n", ended.stderr
 
 
+@pytest.mark.ci
 def test_calls_are_remembered_in_a_fork() -> None:
     program = "repeated()"
     code = FORKS.replace("PROGRAM", program).replace(
@@ -565,14 +573,14 @@ def run():""",
 
 
 def test_results_do_not_depend_on_the_number_of_threads_which_stays() -> None:
-    def layouts() -> list[tuple[torch.Size, tuple[int, ...], torch.dtype]]:
+    def layouts() -> Any:
         cache_clear()
         with fake_mode():
             x = torch.empty(16, 3, 24, 24, requires_grad=True)
             y = functional.conv2d(x.to(memory_format=torch.channels_last), torch.empty(8, 3, 3, 3)).flatten(1)
             z = functional.layer_norm(y @ torch.empty(y.shape[1], 64), (64,)).softmax(-1)
             (gradient,) = torch.autograd.grad(z.square().mean(), x)
-            return [(one.shape, one.stride(), one.dtype) for one in (y, z, gradient)]
+            return metadata([y, z, gradient])
 
     before = torch.get_num_threads()
     found = []

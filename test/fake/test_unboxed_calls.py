@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from comparisons import ALL_PROPERTIES, metadata
 from torch.utils._pytree import tree_leaves
 
 from torchext import _C
@@ -180,19 +181,7 @@ def describe(arguments: list[Any], results: Any) -> list[Any]:
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
     identities = [id(tensor) for tensor in tensors]
     return [
-        (
-            tensor.dtype,
-            tensor.size(),
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.untyped_storage().nbytes(),
-            None if tensor.is_inference() else tensor._version,
-            tensor.requires_grad,
-            tensor._is_view(),
-            type(tensor.grad_fn),
-            identities.index(id(tensor)),
-            storages.index(storage),
-        )
+        (metadata(tensor, ALL_PROPERTIES), identities.index(id(tensor)), storages.index(storage))
         for tensor, storage in zip(tensors, storages, strict=True)
     ]
 
@@ -313,6 +302,8 @@ def test_lazy_bits_of_known_values_are_resolved() -> None:
         assert torch.tensor([1 + 2j]).conj().imag.item() == -2
 
 
+# All pairs of two parameters are their product.
+@pytest.mark.cases(60)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", ["no_grad", "grad", "inference"])
 def test_unboxed_and_boxed_calls_equal_real_ones(name: str, kind: str) -> None:

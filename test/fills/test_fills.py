@@ -163,15 +163,18 @@ needs_own_kernel = pytest.mark.skipif(
 class TestExhaustion:
     """Numbers have 24 significant bits, so all of them are tested."""
 
+    @pytest.mark.ci
     def test_all_radii(self) -> None:
         radii = all_numbers(304)
         compare_all(chunks(radii, torch.zeros_like(radii)), torch.float32, "normal_", 0.0, 1.0)
 
+    @pytest.mark.ci
     def test_all_angles_at_all_radii(self) -> None:
         angles = all_numbers(304)
         radii = (angles * 0x9E3779B1 + 12345) & 0xFFFFFF  # a bijection
         compare_all(chunks(radii, angles), torch.float32, "normal_", 0.0, 1.0)
 
+    @pytest.mark.ci
     @pytest.mark.parametrize(
         ("dtype", "first", "second"),
         [
@@ -207,6 +210,7 @@ class TestSizes:
     def test_medium(self, dtype: torch.dtype, name: str, numel: int) -> None:
         assert_is_pytorchs(numel, dtype, name, seeded(numel))
 
+    @pytest.mark.cases(6)
     @pytest.mark.parametrize("count", [1, 2, 3, 8])
     def test_large_on_threads(self, dtype: torch.dtype, name: str, count: int) -> None:
         torch.set_num_threads(count)
@@ -218,6 +222,7 @@ class TestSizes:
         torch.set_num_threads(2)
         assert_is_pytorchs(4 * LARGE + 5, dtype, name, seeded(3))
 
+    @pytest.mark.cases(4)
     def test_each_size_around_a_slice(self, dtype: torch.dtype, name: str) -> None:
         torch.set_num_threads(3)
         generator = seeded(4)
@@ -337,6 +342,7 @@ def test_other_dtypes_are_left_to_pytorch(dtype: torch.dtype, name: str) -> None
 @by_dtype
 @by_distribution
 class TestStretches:
+    @pytest.mark.cases(74)
     @pytest.mark.parametrize("count", [1, 3])
     @pytest.mark.parametrize("numel", [16, 1000, 16384 + 7, 16384 + 16, LARGE + 9])
     def test_are_each_value_once_and_final(self, dtype: torch.dtype, name: str, numel: int, count: int) -> None:
@@ -413,12 +419,14 @@ class TestExactness:
             assert _C.is_cut_fill_exact(True, dtype)
             assert _C.is_cut_fill_exact(False, dtype)
 
+    @pytest.mark.ci
     @needs_own_kernel
     def test_kernel_for_older_processors_is_exact(self) -> None:
         verdict = "print(*(_C.is_fill_exact(True, d) for d in (torch.float32, torch.bfloat16, torch.float16)))"
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
         assert run_python(COMPARE + verdict, **environment) == "True True True"
 
+    @pytest.mark.ci
     def test_kernel_without_vectors_is_another(self) -> None:
         verdict = "print(_C.is_fill_exact(True, torch.float32))"
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
@@ -427,6 +435,7 @@ class TestExactness:
     def test_double_precision_is_pytorchs(self) -> None:
         assert not _C.is_fill_exact(True, torch.float64)
 
+    @pytest.mark.ci
     def test_verdict_does_not_depend_on_the_thread(self) -> None:
         code = """
 import torch

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import hypothesis.strategies as st
 import pytest
 import torch
+from common import has_same_bits
 from hypothesis import given, settings
 from torch import Generator, Tensor, nn
 
@@ -49,10 +50,6 @@ def fill_in_rounds(tensor: Tensor, mean: float, std: float, a: float, b: float, 
         torch.where(pending, again, tensor, out=tensor)
 
 
-def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
-
-
 def assert_is_all_rounds(
     numel: int, dtype: torch.dtype, mean: float, std: float, a: float, b: float, seed: int, drawn: int = 0
 ) -> None:
@@ -61,7 +58,7 @@ def assert_is_all_rounds(
     own, generator = torch.full((numel,), 77, dtype=dtype), seeded(seed, drawn)
     draws = _C.fill_truncated(own, mean, std, a, b, generator)
     assert draws is not None
-    assert_same_bits(own, theirs)
+    assert has_same_bits(own, theirs)
     assert torch.equal(generator.get_state(), their_generator.get_state())
     untouched, counting = torch.full((numel,), 77, dtype=dtype), seeded(seed, drawn)
     assert _C.fill_truncated(untouched, mean, std, a, b, counting, only_counts=True) == draws
@@ -69,6 +66,7 @@ def assert_is_all_rounds(
     assert torch.equal(counting.get_state(), their_generator.get_state())
 
 
+@pytest.mark.cases(1)
 @needs_own_kernel
 @by_dtype
 @settings(deadline=None, max_examples=150, derandomize=True)
@@ -86,6 +84,7 @@ def test_values_and_generator_are_those_of_all_rounds(
     assert_is_all_rounds(numel, dtype, std / 2, std, std / 2 - width * skew * std, std / 2 + width * std, seed, drawn)
 
 
+@pytest.mark.cases(4)
 @needs_own_kernel
 @by_dtype
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -150,7 +149,7 @@ def test_deferred_trunc_normal_is_computed_so(dtype: torch.dtype, monkeypatch: p
     torch.manual_seed(11)
     deferred = deferred_init(build)
     assert torch.equal(torch.get_rng_state(), state)
-    assert_same_bits(materialize_tensor(deferred), eager)
+    assert has_same_bits(materialize_tensor(deferred), eager)
 
 
 @rejects_by_rounds
@@ -169,4 +168,4 @@ def test_bounds_for_which_pytorch_samples_otherwise_have_its_values(
     eager = build()
     torch.manual_seed(2)
     for deferred, expected in zip(deferred_init(build), eager, strict=True):
-        assert_same_bits(materialize_tensor(deferred), expected)
+        assert has_same_bits(materialize_tensor(deferred), expected)

@@ -325,6 +325,7 @@ assert "Generic" not in str(torch._C._dispatch_keys(x))
     forked.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
+@pytest.mark.ci
 def test_memory_goes_with_the_tensors() -> None:
     def growth() -> int:
         before = memory_in_use()

@@ -196,6 +196,8 @@ def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+# All pairs of two parameters are their product.
+@pytest.mark.cases(60)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("call", CALLS)
 def test_route_is_the_one_that_the_call_takes(call: str, state: str) -> None:

@@ -149,6 +149,7 @@ def check_all(advice: Advice, **settings: Any) -> set[str]:
     return {remedy.kind for one in advice.outcomes for remedy in one.remedies}
 
 
+@pytest.mark.ci
 def test_snippets_applied_by_hand_give_the_promised_peaks() -> None:
     settings: dict[str, Any] = {"set_to_none": False}
     limit = "900MiB"
@@ -165,6 +166,7 @@ def test_snippets_applied_by_hand_give_the_promised_peaks() -> None:
     assert kinds == expected
 
 
+@pytest.mark.ci
 def test_printed_micro_batches_reach_the_promised_peak() -> None:
     def make_step(batch: int) -> Callable[[], None]:
         weight = torch.zeros(2**20, device="cuda", requires_grad=True)
@@ -191,6 +193,7 @@ def test_printed_micro_batches_reach_the_promised_peak() -> None:
     assert [one.micro_batches for one in advice.outcomes] == [1, 2, 4, 8]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [*range(20), *(pytest.param(s, marks=pytest.mark.long) for s in range(20, 200))])
 def test_advice_for_random_models_is_what_programs_need(seed: int) -> None:
     choose = random.Random(seed)
@@ -220,6 +223,7 @@ def model_of(seed: int) -> Model:
     return model
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(s, marks=pytest.mark.long) for s in range(2, 50))])
 def test_brute_force_finds_no_cheaper_blocks(seed: int) -> None:
     def make_step() -> Callable[[], None]:

@@ -62,6 +62,7 @@ def sharded_peaks(remedies: tuple[Remedy, ...], snippet: str = "") -> tuple[int,
     return memory.peak_reserved().reserved, memory.peak_allocated().allocated
 
 
+@pytest.mark.ci
 def test_resharding_and_checkpointing_of_fsdp2_are_their_snippets() -> None:
     blocks = tuple(Block("FSDPSequential", str(i), 0) for i in range(6))
     for remedy in (Reshard(), Checkpoint(blocks[:4], 6)):
@@ -69,6 +70,7 @@ def test_resharding_and_checkpointing_of_fsdp2_are_their_snippets() -> None:
         assert sharded_peaks((remedy,))[1] < sharded_peaks(())[1]
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 def test_layers_of_transformers_are_checkpointed_without_their_cache() -> None:
     transformers = pytest.importorskip("transformers")
@@ -102,6 +104,7 @@ def test_layers_of_transformers_are_checkpointed_without_their_cache() -> None:
     assert len(enabled.outcomes) == len(by_hand.outcomes) == 1  # these blocks are left alone
 
 
+@pytest.mark.ci
 def test_layers_of_encoder_decoders_of_transformers_are_checkpointed() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(d_model=128, num_layers=2, num_heads=2, vocab_size=100, decoder_start_token_id=0)
@@ -248,6 +251,7 @@ def dry_run(folder: Path, *flags: str) -> Any:
     return forked.run(command, cwd=folder)
 
 
+@pytest.mark.ci
 def test_command_prints_advice_and_writes_it_as_json(tmp_path: Path) -> None:
     flags = ["--gpu", "H100", "--target", "150MiB", "--advise", "--advise-runs", "3", "--try", "16"]
     done = dry_run(tmp_path, *flags, "--json", "report.json")
@@ -263,6 +267,7 @@ def test_command_prints_advice_and_writes_it_as_json(tmp_path: Path) -> None:
     assert names == ["unchanged", "16", "expandable_segments:True"]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

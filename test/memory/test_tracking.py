@@ -281,6 +281,7 @@ class TestCaches:
 
         assert self.caches(train) == 0
 
+    @pytest.mark.ci
     @pytest.mark.parametrize("implementation", ["dynamic", "static"])
     def test_of_transformers_are_known(self, implementation: str) -> None:
         transformers = pytest.importorskip("transformers", reason="the caches are of transformers")
@@ -301,6 +302,7 @@ class TestCaches:
 
 
 class TestHost:
+    @pytest.mark.ci
     def test_pinned_memory_is_counted_in_powers_of_two(self) -> None:
         with fake_mode(gpu=True), track_memory() as memory:
             pageable = torch.empty(3 * MIB, dtype=torch.uint8)
@@ -735,6 +737,7 @@ class TestRealTensors:
 
 
 class TestDevices:
+    @pytest.mark.ci
     def test_that_is_meant_is_the_fullest_accelerator(self) -> None:
         with fake_mode(gpu=4), track_memory() as memory:
             kept = [

@@ -34,11 +34,13 @@ def test_package_lists_public_names_only() -> None:
     assert set(errors.__all__) <= set(dir(torchext))
 
 
+@pytest.mark.ci
 def test_star_import_is_the_public_names() -> None:
     code = "from torchext import *; print(*sorted(name for name in globals() if not name.startswith('_')))"
     assert run_python(code).split() == [name for name in sorted(torchext.__all__) if name != "__version__"]
 
 
+@pytest.mark.ci
 def test_dry_run_is_imported_at_its_first_use() -> None:
     code = """
 import sys, torchext

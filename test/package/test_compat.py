@@ -58,6 +58,7 @@ def test_real_torchdistx_is_not_replaced(name: str, monkeypatch: pytest.MonkeyPa
     assert sys.modules[name] is real
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fsdp_first", [True, False], ids=["fsdp_first", "torchext_first"])
 def test_fsdp_takes_its_deferred_path(fsdp_first: bool) -> None:
     lines = ["import torch.distributed.fsdp", "from torchext.compat import install_as_torchdistx as i; i()"]

@@ -40,6 +40,7 @@ def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
 
 
 # One test per file, so that only one process compiles each file.
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "tests"),
     [("inference_mode", 7), ("guards", 5), ("threads", 10), ("virtual_table", 2), ("operator_table", 5)],
@@ -58,6 +59,7 @@ def errors_of(standard: str, header: str) -> str:
     return run(command).stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_public_headers_compile_alone_and_without_a_warning(standard: str) -> None:
     if errors_of(standard, "ATen/core/Tensor.h"):
@@ -150,6 +152,7 @@ def test_cmake_package_has_no_components(tmp_path: Path) -> None:
     assert "torchext has no components, but `nonsense` was requested" in refusal(done)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("version", "is_compatible"),
     [
@@ -170,6 +173,7 @@ def test_cmake_package_admits_a_minor_version_or_a_range(version: str, is_compat
     assert (done.returncode == 0) == is_compatible, done.stderr
 
 
+@pytest.mark.ci
 def test_programs_start_without_python_and_use_it_first_in_several_threads(tmp_path: Path) -> None:
     assert CMAKE is not None
     prefixes = f"-DCMAKE_PREFIX_PATH={torchext.cmake_prefix_path()}"

@@ -182,6 +182,7 @@ class TestQuotedMessages:
         assert len(quotes(FAILURES)) > 15
         assert sum(len(quotes(page)) for page in PAGES) > 25
 
+    @pytest.mark.cases(19)
     @pytest.mark.parametrize(
         ("page", "quote"), [pytest.param(page, quote, id=quote) for page in PAGES for quote in quotes(page)]
     )

@@ -88,6 +88,7 @@ def test_errors_of_the_module_are_its_own(module: Path) -> None:
     assert seen == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("when", ["before", "inside"])
 def test_transformers_may_be_imported_in_a_block(when: str) -> None:
     pytest.importorskip("transformers", reason="is about it")

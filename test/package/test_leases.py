@@ -520,6 +520,7 @@ def test_a_fork_may_happen_at_any_time() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.ci
 def test_a_process_may_end_while_everything_is_held() -> None:
     """Threads and open blocks end after Python."""
     program = """

@@ -90,6 +90,7 @@ def _warm() -> None:
     use_everything()
 
 
+@pytest.mark.cases(7)
 @pytest.mark.usefixtures("_warm")
 @pytest.mark.parametrize("name", _C.lock_names())
 def test_a_child_runs_although_another_thread_held_a_lock(name: str) -> None:
@@ -101,6 +102,7 @@ def test_a_child_runs_although_another_thread_held_a_lock(name: str) -> None:
     thread.join()
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("_warm")
 def test_forks_while_threads_materialize_and_record() -> None:
     @torch.library.custom_op("test_locks::slow", mutates_args=())
@@ -208,6 +210,7 @@ def test_python_code_does_not_run_under_locks_that_exclude_it() -> None:
         _C.Lock("doors")
 
 
+@pytest.mark.ci
 def test_threads_and_forks_share_the_cache_while_locks_are_not_checked() -> None:
     program = """
 import os, signal, threading

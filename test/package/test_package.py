@@ -84,6 +84,7 @@ print(torch._C._dispatch_keys(x))
 """
         assert "Fake" not in run_python(code)
 
+    @pytest.mark.cases(2)
     @pytest.mark.parametrize("key", ["Fake", "DeferredInit", "TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"])
     def test_keys_are_free_after_the_import(self, key: str) -> None:
         code = f"""
@@ -163,9 +164,11 @@ with fake_mode():
 """
         assert run_python(code).split() == ["3", "True", "3", "True"]
 
+    @pytest.mark.ci
     def test_fakes_work_with_another_owner_of_their_key(self) -> None:
         files = ["test/fake/test_foreign_fakes.py", "test/fake/test_known_values.py"]
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--foreign-fakes", *files]
+        options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--tier", "all", "--foreign-fakes"]
+        command = [sys.executable, "-m", "pytest", *options, *files]
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         assert result.returncode == 0, result.stdout
         assert " passed" in result.stdout

@@ -45,10 +45,12 @@ def differences(before: Any, after: Any, where: str = "") -> list[str]:
     return [] if before == after else [f"{where}: {before!r} became {after!r}"]
 
 
+@pytest.mark.ci
 def test_objects_are_kept_where_possible() -> None:
     assert set(run("--warm")["exchanged names"]) == set(OTHER_OBJECTS)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [["--warm"], ["--without-dynamo"]], ids=["dynamo", "without-dynamo"])
 def test_pytorch_is_unchanged_when_no_tensor_of_ours_is_alive(options: list[str]) -> None:
     found = run(*options)
@@ -56,12 +58,14 @@ def test_pytorch_is_unchanged_when_no_tensor_of_ours_is_alive(options: list[str]
     assert found["still listed"] == []
 
 
+@pytest.mark.ci
 def test_all_patches_are_in_one_list() -> None:
     found = run("--warm")
     assert found["unlisted"] == []
     assert len(set(found["patched"])) > 50
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", ["properties", "calls", "wrong calls", "scripted", "traced"])
 @pytest.mark.parametrize("tables", ["made-before", "made-after"])
 def test_patched_callables_are_as_they_were(what: str, tables: str) -> None:
@@ -69,10 +73,12 @@ def test_patched_callables_are_as_they_were(what: str, tables: str) -> None:
     assert differences(found["before"][what], found["after"][what]) == []
 
 
+@pytest.mark.ci
 def test_overridable_functions_are_the_same_objects() -> None:
     assert compared("--warm")["overridable"]
 
 
+@pytest.mark.ci
 def test_dynamo_compiles_the_same_functions_after_graph_breaks() -> None:
     """Dynamo does not compile functions of torchext that are called there."""
     assert run("--compiled", "--used") == run("--compiled")

@@ -131,15 +131,18 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tmp_path_factory.mktemp("suite"), SUITE, "--torchext=installed", "--torchext-timeout=20")
 
 
+@pytest.mark.ci
 def test_difference_is_listed_with_its_outcome_and_the_first_line_of_its_error(everything: Run) -> None:
     expected = [f"test_suite.py::{name}: {outcome}" for name, outcome in DIFFERENT.items()]
     assert sorted(everything.section("different:")) == sorted(expected)
 
 
+@pytest.mark.ci
 def test_difference_makes_the_exit_code_one(everything: Run) -> None:
     assert everything.exit_code == 1
 
 
+@pytest.mark.ci
 def test_test_that_fails_in_a_second_baseline_is_unstable_and_no_difference(everything: Run) -> None:
     [line] = everything.section("unstable:")
     assert line.startswith("test_suite.py::test_passes_the_first_time_only: failed: ")
@@ -156,6 +159,7 @@ def test_fails_after_the_first(): assert not BROKEN
 
 
 @pytest.mark.long
+@pytest.mark.ci
 def test_test_that_fails_after_others_in_one_process_is_unstable_and_no_difference(tmp_path: Path) -> None:
     result = run(tmp_path, ORDER, "--torchext=installed")
     assert result.exit_code == 0
@@ -163,12 +167,14 @@ def test_test_that_fails_after_others_in_one_process_is_unstable_and_no_differen
     assert line.startswith("test_suite.py::test_fails_after_the_first: failed: ")
 
 
+@pytest.mark.ci
 def test_tests_after_a_crash_are_run(everything: Run) -> None:
     outcomes = everything.report["modes"]["installed"]["outcomes"]
     assert outcomes["test_suite.py::test_after_these"] == "passed"
     assert outcomes["test_suite.py::test_one_of_two[1]"] == "passed"
 
 
+@pytest.mark.ci
 def test_baseline_does_not_import_torchext_and_runs_everything(everything: Run) -> None:
     outcomes = everything.report["baseline"]["outcomes"]
     bad = {name for name, outcome in outcomes.items() if outcome not in ("passed", "skipped", "xfailed")}
@@ -176,6 +182,7 @@ def test_baseline_does_not_import_torchext_and_runs_everything(everything: Run) 
     assert len(outcomes) == 17
 
 
+@pytest.mark.ci
 def test_table_counts_compared_tests(everything: Run) -> None:
     header, row = next(
         (line.split(), row.split())
@@ -187,6 +194,7 @@ def test_table_counts_compared_tests(everything: Run) -> None:
     assert row == ["test_suite.py", *map(str, (17, 15, 13, 4, 9, 1, 0, 1))]
 
 
+@pytest.mark.ci
 def test_report_has_the_error_report_of_pytest(everything: Run) -> None:
     difference = everything.report["modes"]["installed"]["differences"]["test_suite.py::test_one_of_two[2]"]
     assert difference["outcome"] == "failed"
@@ -194,6 +202,7 @@ def test_report_has_the_error_report_of_pytest(everything: Run) -> None:
     assert "def test_one_of_two(i)" in difference["text"]
 
 
+@pytest.mark.ci
 def test_suite_that_passes_in_a_mode_has_exit_code_zero(tmp_path: Path) -> None:
     result = run(
         tmp_path, SUITE, "--torchext=installed", "test_suite.py::test_passes", "test_suite.py::test_fails_always"
@@ -202,6 +211,7 @@ def test_suite_that_passes_in_a_mode_has_exit_code_zero(tmp_path: Path) -> None:
     assert result.report["modes"]["installed"]["compared"] == 1
 
 
+@pytest.mark.ci
 def test_x_stops_at_the_first_difference(tmp_path: Path) -> None:
     result = run(
         tmp_path, SUITE, "--torchext=installed", "--torchext-reruns=0", "-x", "-k", "fails_always or only or one_of_two"
@@ -224,6 +234,7 @@ def test_d(): assert not HAS_TORCHEXT
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("argument", "different"),
     [
@@ -274,6 +285,7 @@ def test_test_that_hangs_is_ended_when_pytest_uses_the_timer_too(tmp_path: Path,
     }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "workers", [pytest.param((), id="", marks=pytest.mark.long), pytest.param(("-n1",), id="xdist")]
 )
@@ -288,6 +300,7 @@ def test_suite_runs_when_the_folder_of_a_script_is_not_on_the_path(
     assert result.report["modes"]["installed"]["outcomes"] == {"test_suite.py::test_a": "passed"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("suite", "exit_code", "message"),
     [
@@ -321,6 +334,7 @@ def test_names_are_replaced_in_all_modules_but_those_of_torchext(
     assert user.__dict__["name"] is (replacement if is_replaced else original)
 
 
+@pytest.mark.ci
 def test_workers_of_xdist_are_in_the_mode_and_may_crash(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     result = run(tmp_path, SUITE, "--torchext=installed", "--torchext-reruns=0", "-n1", "-k", "aborts or one_of_two")
@@ -331,6 +345,7 @@ def test_workers_of_xdist_are_in_the_mode_and_may_crash(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.ci
 def test_file_that_cannot_be_collected_in_a_mode_is_a_difference_for_each_of_its_tests(tmp_path: Path) -> None:
     suite = "import sys\nif 'torchext' in sys.modules: raise RuntimeError('not here')\ndef test_a(): pass\n"
     (tmp_path / "test_other.py").write_text("def test_b(): pass\n")
@@ -339,6 +354,7 @@ def test_file_that_cannot_be_collected_in_a_mode_is_a_difference_for_each_of_its
     assert result.report["modes"]["installed"]["outcomes"] == {"test_other.py::test_b": "passed"}
 
 
+@pytest.mark.ci
 def test_file_that_cannot_be_collected_is_reported_and_the_others_are_compared(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_b(): pass\n")
     result = run(tmp_path, "import not_there\n", "--torchext=installed")
@@ -347,6 +363,7 @@ def test_file_that_cannot_be_collected_is_reported_and_the_others_are_compared(t
     assert result.report["modes"]["installed"]["compared"] == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
@@ -425,6 +442,7 @@ def modes(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(suite, MODES, "--torchext=deferred,deferred-factories,inference,autocast,fake", "--torchext-reruns=0")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mode", "different", "by_replacing"),
     [
@@ -467,6 +485,7 @@ class TestEntryPoint:
             check=False,
         )
 
+    @pytest.mark.ci
     def test_imports_neither_torch_nor_torchext(self, tmp_path: Path) -> None:
         (tmp_path / "test_it.py").write_text(
             "import sys\ndef test(): assert not {'torch', 'torchext'} & sys.modules.keys()"
@@ -474,6 +493,7 @@ class TestEntryPoint:
         ended = self.run(tmp_path, "test_it.py")
         assert ended.returncode == 0, ended.stdout
 
+    @pytest.mark.ci
     def test_runs_the_suite_if_it_is_asked_to(self, tmp_path: Path) -> None:
         (tmp_path / "test_it.py").write_text("import sys\ndef test(): assert 'torchext' not in sys.modules")
         ended = self.run(tmp_path, "--torchext=installed", "test_it.py", "-n1")  # workers load entry points as well

@@ -205,6 +205,7 @@ class TestArrows:
         rooms = table(language.page)
         assert rooms.keys() == {room_of(file, rooms) for file in language.files()}
 
+    @pytest.mark.cases(1)
     def test_arrows_are_those_of_the_table(self, language: Language) -> None:
         rooms = table(language.page)
         found = between_rooms(language.arrows(), rooms)

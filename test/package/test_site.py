@@ -31,6 +31,8 @@ NOT_PUBLIC = {
 }
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
+pytestmark = pytest.mark.ci
+
 needs_site = pytest.mark.skipif(not (SITE / "objects.inv").exists(), reason="the site is not built: run `make docs`")
 
 
@@ -61,6 +63,7 @@ class TestReference:
         assert headers
         assert [name for name in headers if f"<h2>{name}" not in page] == []
 
+    @pytest.mark.ci
     @pytest.mark.parametrize(
         "script",
         ["docs/sections.py", "docs/reference/command_line.py", "benchmarks/headline.py", "benchmarks/table.py"],

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import tiers
 import torch
 from fuzz.checks import CHECKS, LOST_DEVICE, prepare, run
 from fuzz.machine import ACTIONS, AWAITED, DEVICE, FACTORIES, Step
@@ -53,13 +54,14 @@ def programs() -> Iterator[Watchdog]:
 
 
 @pytest.mark.parametrize("checked", CHECKS)
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=tiers.amount(200, 2000))
 @hypothesis.given(program=PROGRAMS, order=strategies.integers(0, 30))
 def test_programs(programs: Watchdog, checked: str, program: list[Step], order: int) -> None:
     failure = programs.failure(checked, program, order)
     assert failure is None, failure
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("checked", CHECKS)
 def test_many_programs(programs: Watchdog, checked: str, fuzz_seed: int, fuzz_count: int) -> None:
     if DEVICE.type == "cuda" and checked == "raise as eagerly":
@@ -112,6 +114,7 @@ def test_crash_is_a_failure() -> None:
         assert watchdog.failure() == "ends the process: SIGABRT"
 
 
+@pytest.mark.ci
 def test_error_is_a_failure() -> None:
     with Watchdog(torch.ones, int) as watchdog:
         assert "TypeError" in str(watchdog.failure("nothing"))

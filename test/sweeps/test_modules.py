@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from common import assert_defers_exactly
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
@@ -13,6 +14,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 
 
 class TestModules(TestCase):
+    @pytest.mark.cases(120)
     # `make_tensor()` has no complex32.
     @modules(module_db, allowed_dtypes=floating_and_complex_types_and(torch.float16, torch.bfloat16))
     def test_materializes_identical_to_eager(

@@ -7,11 +7,13 @@ and deferred tensors. Details are compared with the behavior of a real tensor, i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
 import torch
+from comparisons import Raised, error_of, outcome
+from sweeps.operators import tensors_in
 from torch import nn
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
@@ -108,6 +110,7 @@ def test_detach_shares_the_version_and_data_does_not(ones: Make) -> None:
     assert (tensor._version, detached._version, data._version) == (2, 2, 1)
 
 
+@pytest.mark.cases(112)
 @pytest.mark.parametrize("change", METADATA_CHANGES.values(), ids=METADATA_CHANGES)
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
 def test_changing_shape_or_storage_of_an_alias_leaves_the_tensor(
@@ -268,8 +271,6 @@ class Describe:
             return self.tensor(value)
         if isinstance(value, list | tuple):
             return [self(item) for item in value]
-        if isinstance(value, Exception):
-            return type(value), str(value).splitlines()[0]
         return value
 
     def tensor(self, tensor: torch.Tensor) -> Described:
@@ -284,14 +285,6 @@ class Describe:
         )
 
 
-def outcome(function: Callable[[], Any]) -> Any:
-    """Return the result or the error of `function`."""
-    try:
-        return function()
-    except Exception as error:
-        return error
-
-
 def holding(
     get: Callable[[torch.Tensor], torch.Tensor], change: Callable[[torch.Tensor], Any]
 ) -> Callable[[Make], Any]:
@@ -301,7 +294,7 @@ def holding(
         tensor = ones(4, 4)
         got = get(tensor)
         error = outcome(lambda: change(got))
-        return error if isinstance(error, Exception) else None, tensor, got
+        return error if isinstance(error, Raised) else None, tensor, got
 
     return run
 
@@ -313,7 +306,7 @@ def set_data(get: Callable[[Make], torch.Tensor], data: Callable[[Make], Any]) -
         tensor, value = get(ones), data(ones)
         set_error = outcome(lambda: setattr(tensor, "data", value))
         write_error = outcome(lambda: tensor.add_(1))
-        return set_error, write_error if isinstance(write_error, Exception) else None, tensor, value
+        return set_error, write_error if isinstance(write_error, Raised) else None, tensor, value
 
     return run
 
@@ -411,7 +404,7 @@ def data_of_other_shape_set_between(ones: Make) -> Any:
     result = (weight * weight).sum()
     weight.data = ones(2, 2)
     # Only the class of the error: its message comes from the kernel, and Meta kernels have other messages.
-    return weight, type(outcome(result.backward)), weight.grad
+    return weight, error_of(result.backward).error, weight.grad
 
 
 def swapped(ones: Make) -> Any:
@@ -511,6 +504,7 @@ PROGRAMS: dict[str, Callable[[Make], Any]] = {
 }
 
 
+@pytest.mark.cases(160)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 @pytest.mark.parametrize("ones", [make_fake, make_deferred], ids=["fake", "deferred"])
@@ -519,21 +513,14 @@ def test_behaves_like_a_real_tensor(program: Callable[[Make], Any], ones: Make) 
     assert Describe()(outcome(lambda: program(ones))) == Describe()(outcome(lambda: program(make_real)))
 
 
-def tensors_in(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
 # Uninitialized memory has no value to compare.
+@pytest.mark.cases(204)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if not name.startswith("resize_-grow")])
 def test_deferred_tensors_get_the_values_of_real_ones(name: str) -> None:
-    deferred = list(tensors_in(outcome(lambda: PROGRAMS[name](make_deferred))))
-    real = list(tensors_in(outcome(lambda: PROGRAMS[name](make_real))))
+    deferred = tensors_in(outcome(lambda: PROGRAMS[name](make_deferred)))
+    real = tensors_in(outcome(lambda: PROGRAMS[name](make_real)))
     for tensor in filter(is_deferred, deferred):
         materialize_tensor(tensor)
     for ours, theirs in zip(deferred, real, strict=True):

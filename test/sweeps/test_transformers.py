@@ -16,6 +16,7 @@ def test_architectures_are_many() -> None:
     assert len({*everyday, *swept}) == len(everyday) + len(swept) >= 30
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("in_reverse", [False, True], ids=["in_order", "in_reverse"])
 @pytest.mark.parametrize("model_type", every_architecture())
 def test_materializes_identical_to_eager(model_type: str, in_reverse: bool) -> None:

@@ -48,6 +48,7 @@ def test_reading_a_derived_value_computes_it_once(counted: Any, numel: int) -> N
     assert counted.runs == 2
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("numel", [100, 1 << 19])
 @pytest.mark.parametrize(
     "draw",

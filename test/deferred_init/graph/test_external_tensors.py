@@ -276,6 +276,7 @@ class TestGeometries:
 
 
 class TestMemory:
+    @pytest.mark.ci
     def test_table_that_many_read_is_kept_once(self) -> None:
         table = torch.rand(2**18)  # 1 MiB
         before = psutil.Process().memory_info().rss

@@ -407,6 +407,7 @@ def random_program(seed: int) -> Callable[[], list[Tensor]]:
     return build
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("block", range(8))
 def test_random_programs_leave_the_eager_files(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):

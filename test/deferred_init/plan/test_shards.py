@@ -10,6 +10,7 @@ import forked
 import pytest
 import torch
 from common import assert_same_tensor, build_both
+from pairs import parametrize_pairs
 from random_shards import random_program
 from torch import Tensor, nn
 
@@ -88,6 +89,7 @@ def build(initialize: Callable[[Tensor], object], shard: Callable[[Tensor], Tens
     return shard(weight)
 
 
+@pytest.mark.cases(49)
 @pytest.mark.parametrize("shard", SHARDS.values(), ids=SHARDS)
 @pytest.mark.parametrize("initialize", INITIALIZERS.values(), ids=INITIALIZERS)
 def test_a_shard_has_the_bits_of_the_whole(
@@ -97,17 +99,18 @@ def test_a_shard_has_the_bits_of_the_whole(
     assert_same_tensor(materialize_tensor(deferred), eager)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shard", SHARDS.values(), ids=SHARDS)
-@pytest.mark.parametrize("name", ["normal_", "uniform_", "trunc_normal_ that rejects", "scaled", "block by block"])
-def test_a_shard_has_the_bits_of_the_whole_in_any_precision(
-    name: str, shard: Callable[[Tensor], Tensor], dtype: torch.dtype
-) -> None:
-    eager, deferred = build_both(lambda: build(INITIALIZERS[name], shard, dtype))
+@parametrize_pairs(
+    name=["normal_", "uniform_", "trunc_normal_ that rejects", "scaled", "block by block"],
+    part=[*SHARDS],
+    dtype=[torch.float64, torch.bfloat16, torch.float16],
+)
+def test_a_shard_has_the_bits_of_the_whole_in_any_precision(name: str, part: str, dtype: torch.dtype) -> None:
+    eager, deferred = build_both(lambda: build(INITIALIZERS[name], SHARDS[part], dtype))
     assert_same_tensor(materialize_tensor(deferred), eager)
 
 
 # More values than one thread fills, in sizes that are not multiples of 16.
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("shape", [(1001, 607), (607, 1001), (607_617,)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["normal_", "uniform_", "trunc_normal_ that rejects"])
@@ -246,6 +249,7 @@ def test_regions_narrower_than_an_element_are_computed(width: int, dtype: torch.
         assert_same_tensor(materialize_tensor(shard), expected)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize(
     "seeds", [range(500), pytest.param(range(500, 20_000), marks=pytest.mark.long)], ids=["few", "many"]
@@ -344,6 +348,7 @@ print(megabytes("VmHWM") - before, shard.untyped_storage().nbytes() / 2**20)
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
 @pytest.mark.parametrize(
     "initializer",

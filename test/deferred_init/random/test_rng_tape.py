@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from common import assert_same_tensor, build_both
+from common import assert_same_tensor, build_both, in_fake_mode
+from comparisons import error_of
 from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, explain, materialize_module, materialize_tensor
-from torchext.fake import fake_mode, rejection
+from torchext.fake import rejection
 from torchext.tools.torch_release import TORCH_RELEASE
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -48,6 +49,7 @@ def assert_same_results(build: Callable[[], list[Tensor]], strictly: bool = True
         assert_same_tensor(materialize_tensor(deferred[i]), eager[i], f"result {i}", strictly)
 
 
+@pytest.mark.cases(48)
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, dtype) for name, (_, dtypes) in FILLS.items() for dtype in dtypes], ids=str
 )
@@ -112,6 +114,7 @@ def test_rejection_sampling_draws_as_often_as_eager(bounds: tuple[float, float])
     assert_same_results(build, strictly=False)
 
 
+@pytest.mark.cases(37)
 @pytest.mark.parametrize("numel", [64, 128, 130, 200, 1000, 1024])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("bounds", [(-2, 2), (-0.5, 1), (2, 3)], ids=str)
@@ -143,6 +146,7 @@ def test_sampler_warns_as_often_as_eager(numel: int, monkeypatch: pytest.MonkeyP
         materialize_tensor(sampled)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux only")
 def test_rejection_sampling_takes_no_memory_but_its_chunks() -> None:
     code = """
@@ -181,6 +185,7 @@ def test_distances_are_walked_or_jumped(skipped: int) -> None:
     assert_same_results(build)
 
 
+@pytest.mark.ci
 def test_jumps_do_not_need_an_instruction_of_the_processor() -> None:
     code = """
 import torch
@@ -373,18 +378,12 @@ def test_stretches_of_the_tape_are_read_in_turn() -> None:
     ids=["complex", "conjugated", "negated", "integers"],
 )
 def test_truncated_normal_numbers_are_refused_as_eagerly(make: Callable[[], Tensor]) -> None:
-    def error_of(run: Callable[[Callable[[], object]], object]) -> str:
-        with pytest.raises((RuntimeError, NotImplementedError)) as raised:
-            run(lambda: nn.init.trunc_normal_(make()))
-        return f"{raised.type.__name__}: {str(raised.value).splitlines()[0]}"
+    def program() -> Tensor:
+        return nn.init.trunc_normal_(make())
 
-    def run_as_fake(program: Callable[[], object]) -> object:
-        with fake_mode():
-            return program()
-
-    wanted = error_of(lambda program: program())
-    assert error_of(deferred_init) == wanted
-    assert error_of(run_as_fake) == wanted
+    wanted = error_of(program, (RuntimeError, NotImplementedError))
+    assert error_of(lambda: deferred_init(program)) == wanted
+    assert error_of(lambda: in_fake_mode(program)) == wanted
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -78,6 +78,7 @@ def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.cases(21)
 @pytest.mark.parametrize(("cls", "options"), list(optimizers()))
 @pytest.mark.parametrize("is_trained", [False, True], ids=["made before", "trained before"])
 def test_every_optimizer_trains_as_eagerly(cls: type[Optimizer], options: dict[str, Any], is_trained: bool) -> None:
@@ -402,6 +403,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] 
 }
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("in_reverse", [False, True], ids=["the module", "gradients first"])
 def test_gradients_are_those_of_eager_training(name: str, in_reverse: bool) -> None:

@@ -1,0 +1,25 @@
+"""The checks that `test_operators.py` runs on every operator of `op_db`. An import of this package registers them."""
+
+from sweeps.checks import (
+    autocast,
+    deferred,
+    fakes,
+    forward_ad,
+    inference,
+    known_values,
+    outputs,
+    refusals,
+    storages,
+)
+
+__all__ = [
+    "autocast",
+    "deferred",
+    "fakes",
+    "forward_ad",
+    "inference",
+    "known_values",
+    "outputs",
+    "refusals",
+    "storages",
+]

@@ -1,0 +1,60 @@
+"""Known values of fakes equal those of the real run, also of calls in place and with `out=`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from sweeps.operators import Arguments, Visit, check, tensors_in
+from torch import Tensor
+
+from torchext import _C
+from torchext.fake import fake_like, fake_mode, is_fake
+
+Call = Callable[[Arguments], Any]
+
+
+def calls_of(visit: Visit) -> Iterator[Call]:
+    """Yield the variants of a call."""
+    op = visit.op
+    yield lambda arguments: arguments.call(op.op)
+    in_place = op.inplace_variant
+    if in_place is not None:
+        yield lambda arguments: arguments.call(in_place)
+    if op.supports_out:
+        yield lambda arguments: arguments.call(op.op, out=torch.empty(0, dtype=visit.sample.input.dtype))
+
+
+def outcome(call: Call, arguments: Arguments) -> list[Tensor] | None:
+    """Return the tensors of the result and the arguments, which the call may change, or None if it raises."""
+    try:
+        return tensors_in((call(arguments), arguments))
+    except Exception:  # other checks and test_refusals.py compare errors
+        return None
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    if one.layout is not torch.strided or one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+# The results of LAPACK's least squares depend on where the matrices are in memory.
+@check(samples=(2, 5, 5), dtypes=(torch.float32, torch.int64), concerns=lambda op: op.name != "linalg.lstsq")
+def known_values_are_those_of_the_real_run(visit: Visit) -> None:
+    def copies() -> Arguments:
+        return visit.arguments(lambda tensor: tensor.detach().clone())
+
+    for call in calls_of(visit):
+        with torch.random.fork_rng(devices=[]):
+            # Results that differ between two real calls are random or uninitialized.
+            wanted, again = outcome(call, copies()), outcome(call, copies())
+            with fake_mode():
+                found = outcome(call, copies().map(fake_like))
+        if wanted is None or again is None or found is None:
+            continue
+        for real, repeated, fake in zip(wanted, again, found, strict=True):
+            known = _C.known_value(fake) if is_fake(fake) else None
+            if known is not None and same(real, repeated):
+                assert same(known, real), (known, real)
