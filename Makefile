@@ -129,7 +129,7 @@ matrix: ## Build and test with each release of PyTorch, in separate environments
 sanitize: $(STATE)/tools ## Run the core of the suite with the address, undefined-behavior and thread sanitizers
 	JOBS=$(JOBS) .ci/sanitize $(PYTHON) build/sanitize --tier all $(CORE)
 
-coverage: $(STATE)/tools ## Measure the line coverage of the suite, and list the uncovered lines
+coverage: $(STATE)/tools ## Compare the line coverage of the everyday tests and of all tests, and list the uncovered lines
 	JOBS=$(JOBS) .ci/coverage $(PYTHON) build/coverage
 
 lint: $(STATE)/tools ## Check the format and the style of all sources

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode, is_fake
@@ -48,19 +48,6 @@ def forward(op: OpInfo, args: Any, kwargs: Any) -> Any:
 
 def backward(op: OpInfo, args: Any, kwargs: Any) -> Any:
     return operators.gradients(op(*args, **kwargs), operators.Arguments(args, kwargs))
-
-
-def jvp(op: OpInfo, args: Any, kwargs: Any) -> Any:
-    """Return the primals and tangents of the operator's results on dual numbers."""
-
-    def dual(value: object) -> object:
-        if isinstance(value, Tensor) and value.requires_grad:
-            return forward_ad.make_dual(value, torch.ones_like(value))
-        return value
-
-    with forward_ad.dual_level():
-        args, kwargs = tree_map(dual, (args, kwargs))
-        return [tuple(forward_ad.unpack_dual(result)) for result in operators.tensors_in(op(*args, **kwargs))]
 
 
 def samples(op: OpInfo, dtype: torch.dtype, requires_grad: bool) -> Iterator[tuple[Any, Any]]:

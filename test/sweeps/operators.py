@@ -50,10 +50,14 @@ def tensors_in(values: object) -> list[Tensor]:
 
 
 def same_storage_copy(tensor: Tensor) -> Tensor:
-    """Return a copy with the same strides, storage offset and storage size, or a clone if it is not strided."""
+    """Return a copy with the same strides, storage offset, storage size and lazy bits; a clone if it is not strided."""
     values = tensor.detach()
-    if tensor.layout is not torch.strided or values.is_conj() or values.is_neg():
+    if tensor.layout is not torch.strided:
         copy = values.clone()
+    elif values.is_conj():
+        copy = same_storage_copy(values.conj()).conj()
+    elif values.is_neg():
+        copy = torch._neg_view(same_storage_copy(torch._neg_view(values)))
     else:
         storage = tensor.untyped_storage().clone()
         copy = values.new_empty(0).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

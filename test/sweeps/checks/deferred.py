@@ -155,7 +155,7 @@ def assert_same_values(found: list[Any], wanted: list[Any], with_values: bool, i
     for one, other in zip(found, wanted, strict=True):
         if not isinstance(other, Tensor):
             assert type(one) is type(other)
-            assert one == other or one != one
+            assert one == other or (one != one and other != other)
             continue
         assert (one.shape, one.dtype, one.layout) == (other.shape, other.dtype, other.layout)
         assert one.requires_grad == other.requires_grad

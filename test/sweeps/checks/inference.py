@@ -62,4 +62,4 @@ def assert_same(found: list[Any], wanted: list[Any], tolerance: dict[str, float]
             assert (one.shape, one.dtype, one.layout) == (other.shape, other.dtype, other.layout)
             torch.testing.assert_close(one, other, equal_nan=True, **tolerance)
         elif isinstance(other, int | float | str | bool):
-            assert one == other or one != one
+            assert one == other or (one != one and other != other)

@@ -42,7 +42,7 @@ MANY: dict[str, OnTensor] = {
     "flat": lambda t: t.new_zeros(t.numel()),
     "with gaps": lambda t: t.new_zeros((*t.shape, 2))[..., 0],
     "view": lambda t: t.new_zeros(t.numel() + 7)[3:5],
-    "column": lambda t: t.new_zeros(3, t.numel() + 1)[:, 1],
+    "column": lambda t: t.new_zeros(3, t.numel() + 2)[:, 1],
 }
 
 
