@@ -59,7 +59,7 @@ export TORCHEXT_WERROR := 1
 # Packages and measurements are optimized.
 export TORCHEXT_QUICK := 1
 
-.PHONY: demo test ci rest prepared docs unit examples slowest check package wheels sanitize matrix coverage lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
+.PHONY: demo test ci rest prepared docs unit examples slowest check package wheels sanitize matrix coverage mutations lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
 # Not for the checks of single files, which a nested make runs: before GNU make 4.4 this applies to all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -131,6 +131,9 @@ sanitize: $(STATE)/tools ## Run the core of the suite with the address, undefine
 
 coverage: $(STATE)/tools ## Compare the line coverage of the everyday tests and of all tests, and list the uncovered lines
 	JOBS=$(JOBS) .ci/coverage $(PYTHON) build/coverage
+
+mutations: build ## Revert the code of 40 fixes one by one, and check that the tests fail
+	$(PYTHON) .ci/mutations.py build/mutations --python $(PYTHON) --jobs $(JOBS) --seed $(SEED)
 
 lint: $(STATE)/tools ## Check the format and the style of all sources
 	$(PYTHON) -m ruff check .
