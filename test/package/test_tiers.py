@@ -67,6 +67,7 @@ def collect(tmp_path: Path) -> Callable[..., list[str]]:
     return run
 
 
+@pytest.mark.ci
 def test_each_test_is_in_one_tier_and_scaled_ones_are_in_both(collect: Callable[..., list[str]]) -> None:
     everyday, rest, everything = collect(), collect("--tier", "rest"), collect("--tier", "all")
     assert sorted({*everyday, *rest}) == sorted(everything)
@@ -76,16 +77,19 @@ def test_each_test_is_in_one_tier_and_scaled_ones_are_in_both(collect: Callable[
     assert len([name for name in everyday if "many_cases" in name]) == 3
 
 
+@pytest.mark.ci
 def test_choice_depends_on_its_seed_only(collect: Callable[..., list[str]]) -> None:
     assert collect() == collect()
     assert len({tuple(collect("--choice", seed)) for seed in "abc"}) > 1
 
 
+@pytest.mark.ci
 def test_long_tests_are_collected_with_the_others(collect: Callable[..., list[str]]) -> None:
     assert not [name for name in collect("--tier", "all") if "sweeps" in name]
     assert len(collect("--long")) == 20 + len(collect("--tier", "all"))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["test_of_ci", "test_of_sweeps[3]", "TestGroup::test_in_it"])
 def test_test_that_is_named_runs_in_any_tier(collect: Callable[..., list[str]], name: str) -> None:
     assert collect(f"test_suite.py::{name}") == [name]

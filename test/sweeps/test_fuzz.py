@@ -103,12 +103,14 @@ def shortened(programs: Watchdog, checked: str, program: list[Step], order: int)
     return program
 
 
+@pytest.mark.ci
 def test_hang_is_a_failure() -> None:
     with Watchdog(time.sleep, int, seconds=1) as watchdog:
         assert watchdog.failure(1000) == "hangs: no answer within 1 s"
         assert watchdog.failure(0) is None
 
 
+@pytest.mark.ci
 def test_crash_is_a_failure() -> None:
     with Watchdog(os.abort, int) as watchdog:
         assert watchdog.failure() == "ends the process: SIGABRT"
