@@ -2,17 +2,12 @@
 
 The setting `everyday_cpu_seconds` in pyproject.toml is the budget. A run of the whole everyday suite writes its CPU
 time to `RECORD`, which a test of `make ci` compares with the budget, and prints the tables if it exceeds the budget.
-
-Processors differ, and a shared one takes longer for the same work. So the time of each test is divided by the time
-of a reference loop beside it, and multiplied by the time of this loop on the processor of the budget.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import time
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -26,9 +21,6 @@ __all__ = ["RECORD", "budget", "pytest_addoption", "pytest_runtest_logreport", "
 __all__ += ["pytest_terminal_summary"]
 
 SLOWEST = 30
-# The loop took this time on an AMD EPYC with two idle cores, Python 3.11.
-REFERENCE_ROUNDS, REFERENCE_SECONDS = 1_000_000, 0.0275
-REFERENCE_INTERVAL = 2.0  # seconds of CPU time between two measurements
 RECORD = Path(__file__).parents[1] / "build" / "everyday_cpu_time.json"
 
 _by_test: defaultdict[str, float] = defaultdict(float)
@@ -40,29 +32,16 @@ def _now() -> float:
 
 
 _latest = 0.0
-_since_reference = math.inf
-_slowness = 1.0
-
-
-def _measure_slowness() -> float:
-    """Return the time of the reference loop here over its time on the processor of the budget."""
-    begin = time.process_time()
-    for _ in range(REFERENCE_ROUNDS):
-        pass
-    return (time.process_time() - begin) / REFERENCE_SECONDS
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the CPU time since the last report to a report: xdist sends it to the process that prints."""
-    global _latest, _since_reference, _slowness
+    global _latest
     report = yield
-    seconds = _now() - (_latest or _now())
-    _since_reference += seconds
-    if _since_reference > REFERENCE_INTERVAL:
-        _slowness, _since_reference = _measure_slowness(), 0
-    report.cpu_seconds = seconds / _slowness  # type: ignore[attr-defined]
-    _latest = _now()
+    now = _now()
+    report.cpu_seconds = now - (_latest or now)  # type: ignore[attr-defined]
+    _latest = now
     return report
 
 

@@ -21,7 +21,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str) -> None:
     run_program("checkpoint_engines", name)

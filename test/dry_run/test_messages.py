@@ -69,7 +69,7 @@ def real_logs(name: str, folder: Path) -> list[Log]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.ci
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_pipeline_exchanges_messages_as_on_gloo(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

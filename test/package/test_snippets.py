@@ -31,7 +31,7 @@ def examples_in(name: str, folder: Path) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES if has_code(page)]
 )
@@ -42,7 +42,7 @@ def test_blocks_of_pages_run(page: Path, tmp_path: Path) -> None:
     examples_in(str(page), tmp_path)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_run(module: str, tmp_path: Path) -> None:
     assert examples_in(module, tmp_path) > 0, f"doctest finds no example in {module}"

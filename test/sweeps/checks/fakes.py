@@ -113,7 +113,7 @@ def writes_its_arguments(op: OpInfo) -> bool:
     return op.name.endswith("_")
 
 
-@check(samples=(8, 120, None), dtypes=DTYPES, devices=("cpu", "cuda"))
+@check(samples=(6, 120, None), dtypes=DTYPES, devices=("cpu", "cuda"))
 def results_and_gradients_have_the_metadata_of_real_ones(visit: Visit) -> None:
     eager = visit.eager
     if not visit.is_strided or eager.error is not None or not is_strided(eager.result):
