@@ -33,6 +33,8 @@ CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fak
 # Python compiles the modules that it imports; most of these packages are never imported.
 INSTALL := $(PYTHON) -m pip --disable-pip-version-check install --quiet --no-compile
 
+BUILD_NEEDS := 'setuptools>=77,<82' wheel ninja
+
 # Tools run from the environment's folder, which may not be on the PATH.
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 HEADERS := $(shell find csrc torchext/include -name "*.h")
@@ -198,11 +200,11 @@ clean: ## Remove what was built, and .venv
 .venv/ready:
 	@echo "== creating a virtual environment with $(TORCH)"
 	$(SYSTEM_PYTHON) -m venv .venv
-	.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile $(TORCH) numpy
+	.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile $(TORCH) numpy $(BUILD_NEEDS)
 	@touch $@
 
 $(STATE)/compiler: $(VENV)
-	$(INSTALL) 'setuptools>=77,<82' wheel ninja
+	$(if $(VENV),,$(INSTALL) $(BUILD_NEEDS))
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/tools: pyproject.toml $(STATE)/compiler
