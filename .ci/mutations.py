@@ -37,6 +37,10 @@ LEAST_SHARE = 0.5  # of the changed lines of code, to be found
 LEAST_EVERY_DAY = 0.9  # of the mutants, to be found by the everyday tests
 BUILD_LIMIT, TEST_LIMIT = 7200.0, 1500.0  # seconds. Tests may also take three times as long as on HEAD
 HUNG, NO_TESTS_COLLECTED = "hung", 5  # the second is pytest's exit code
+# Tests of texts and of the sources, which detect reverts without observing the defect, and of the everyday suite.
+NOT_OF_THE_CODE = [
+    f"--ignore=test/package/test_{name}.py" for name in ("api", "docs", "prose", "rooms", "site", "tiers")
+]
 TIERS = EVERYDAY, REST = ("everyday", "rest")  # `--tier`: test/tiers.py
 MISSED, DRAWN_AGAIN = "not found", "drawn again"
 
@@ -94,7 +98,18 @@ class Copy:
 
     def failure(self, tests: Sequence[str], tier: str, output: Path) -> str:
         """Run tests. Return the first that fails, or another reason for a failure, or nothing."""
-        options = ["-q", "-x", "-n", self._jobs, "--dist", "worksteal", "--tier", tier, *self._arguments]
+        options = [
+            *NOT_OF_THE_CODE,
+            "-q",
+            "-x",
+            "-n",
+            self._jobs,
+            "--dist",
+            "worksteal",
+            "--tier",
+            tier,
+            *self._arguments,
+        ]
         code = self._run([self._python, "-m", "pytest", *tests, *options], output, self.limits.get(tier))
         if code in (0, NO_TESTS_COLLECTED):
             return ""

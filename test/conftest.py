@@ -87,8 +87,10 @@ pytest_runtest_makereport = cpu_times.pytest_runtest_makereport
 pytest_runtest_logreport = cpu_times.pytest_runtest_logreport
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    cpu_times.pytest_terminal_summary(terminalreporter, config)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
+    cpu_times.pytest_terminal_summary(terminalreporter, exitstatus, config)
     proof_table.pytest_terminal_summary(terminalreporter, config)
 
 

@@ -63,13 +63,15 @@ def budget(config: pytest.Config) -> float:
     return float(config.getini("everyday_cpu_seconds"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Record the time of the everyday suite. Print the tables if they are wanted."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
+    """Record the time of the everyday suite if it passed. Print the tables if they are wanted."""
     total = sum(_by_test.values())
-    is_everyday = tiers.is_whole_everyday_suite(config)
+    is_everyday = exitstatus == pytest.ExitCode.OK and tiers.is_whole_everyday_suite(config)
     if is_everyday:
         RECORD.parent.mkdir(exist_ok=True)
-        RECORD.write_text(json.dumps({"seconds": round(total), "tests": len(_by_test)}))
+        RECORD.write_text(json.dumps({"seconds": round(total), "choice": config.option.choice}))
     if config.getoption("--cpu-times") or (is_everyday and total > budget(config)):
         _print_tables(terminalreporter)
     if is_everyday and total > budget(config):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import pytest
 from allpairspy import AllPairs
 
-__all__ = ["parametrize_pairs"]
+__all__ = ["covering_array", "parametrize_pairs"]
+
+
+def covering_array(*values: Sequence[object]) -> list[tuple[object, ...]]:
+    """Return cases for independent parameters with these values."""
+    return [tuple(case) for case in AllPairs([list(one) for one in values])]
 
 
 def parametrize_pairs(**values: Sequence[object]) -> pytest.MarkDecorator:
@@ -17,4 +21,5 @@ def parametrize_pairs(**values: Sequence[object]) -> pytest.MarkDecorator:
     It shows all mistakes that depend on at most two parameters, as their product would. A product of two parameters is
     its own covering array: mark such a test as `cases`.
     """
-    return pytest.mark.parametrize(tuple(values), [tuple(case) for case in AllPairs(OrderedDict(values))])
+    cases = covering_array(*values.values())
+    return pytest.mark.parametrize(tuple(values), cases, ids=["-".join(map(str, case)) for case in cases])

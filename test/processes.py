@@ -48,7 +48,10 @@ def cpu_seconds() -> float:
     pid = _forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is None:
         return 0
-    children = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
+    try:
+        children = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
+    except OSError:  # it has ended
+        return 0
     return sum(map(int, children)) / os.sysconf("SC_CLK_TCK")
 
 

@@ -8,8 +8,8 @@ A run has one of these tiers (`--tier`):
 - `all`: both.
 
 Everyday choices depend on a seed (`--choice`), by default the commit, so that other cases are chosen over time. A test
-that is named on the command line (`FILE::TEST`) runs in any tier. Tests that cannot run here are not collected: they
-need a device, an owner of the `Fake` key, or `--long`.
+that is named on the command line (`FILE::TEST`) runs in any tier, unless `--tier` is given. Tests that cannot run here
+are not collected: they need a device, an owner of the `Fake` key, random programs, or `--long`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def is_long() -> bool:
 def is_whole_everyday_suite(config: pytest.Config) -> bool:
     """Return true if this run has all everyday tests and no others."""
     options = config.option
-    is_narrowed = options.keyword or options.markexpr or options.deselect or options.ignore or options.lf
+    is_narrowed = (
+        options.keyword or options.markexpr or options.deselect or options.ignore or getattr(options, "lf", False)
+    )
     return _Run.tier == EVERYDAY and not is_narrowed and [Path(one).name for one in config.args] == ["test"]
 
 
@@ -76,7 +78,7 @@ def _rank(*names: object) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that select tests."""
-    parser.addoption("--tier", choices=(EVERYDAY, REST, ALL), default=EVERYDAY, help="which tests to run: tiers.py")
+    parser.addoption("--tier", choices=(EVERYDAY, REST, ALL), help="which tests to run: tiers.py")
     parser.addoption("--choice", default="", help="the seed of the everyday choices, by default the commit")
     parser.addoption("--long", action="store_true", help="also run the long sweeps, and everything else (`make sweep`)")
 
@@ -87,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _Run.choice = config.option.choice
     _Run.is_long = config.getoption("--long")
     is_named = any("::" in argument for argument in config.args)
-    _Run.tier = ALL if _Run.is_long or is_named else config.getoption("--tier")
+    _Run.tier = ALL if _Run.is_long else config.getoption("--tier") or (ALL if is_named else EVERYDAY)
     lacking = {
         "long": not _Run.is_long and not is_named,
         "ci": _Run.tier == EVERYDAY,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import itertools
 import pickle
 import threading
 import warnings
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import parametrize_pairs
+from pairs import covering_array
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,6 +57,16 @@ class CastCounter(TorchDispatchMode):
 def product(dtype: torch.dtype = FP32, device: str = "cpu") -> Tensor:
     x = torch.ones(2, 2, dtype=dtype, device=device)
     return x @ x
+
+
+# Whether a dtype is supported depends on three arguments together, so these are all combined.
+DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps")
+DTYPES = (None, BF16, FP16, FP32, FP64, torch.int8, torch.complex64)
+IS_ENABLED = (True, False)
+REGION_ARGUMENTS = [
+    *itertools.product(DEVICE_TYPES, DTYPES, IS_ENABLED, [None], [None]),
+    *covering_array(DEVICE_TYPES, DTYPES, IS_ENABLED, [True, False], ["disabled", "uncached", "float32"]),
+]
 
 
 class TestRegion:
@@ -239,13 +250,7 @@ class TestRegion:
         with pytest.raises(error, match=message):
             amp.autocast(**arguments)
 
-    @parametrize_pairs(
-        device_type=["cpu", "cuda", "xpu", "mps"],
-        dtype=[None, BF16, FP16, FP32, FP64, torch.int8, torch.complex64],
-        enabled=[True, False],
-        cache=[None, True, False],
-        around=[None, "disabled", "uncached", "float32"],
-    )
+    @pytest.mark.parametrize(("device_type", "dtype", "enabled", "cache", "around"), REGION_ARGUMENTS, ids=str)
     def test_arguments_have_the_state_and_the_warnings_of_pytorch(
         self, device_type: str, dtype: Any, enabled: bool, cache: bool | None, around: str | None
     ) -> None:

@@ -235,7 +235,6 @@ def test_products_that_are_given_the_dtype_of_their_result_are_counted(command: 
     assert f"{6 * 2 * 8**3 / 1e3:.3g} kFLOP in a step" in ended.out, ended.out
 
 
-@pytest.mark.ci
 def test_program_that_does_not_fit_gets_the_required_memory(command: Command) -> None:
     ended = command(TRAIN, "--gpu-memory", "2", arguments=["train.py", "8000000"])
     assert ended.code == 3
@@ -611,7 +610,6 @@ def test_processes_that_the_program_starts_have_to_be_as_many_as_the_job_has(com
     assert "spawn() was called for 3 processes, but this is a dry run of a job of 4" in ended.err
 
 
-@pytest.mark.ci
 def test_fully_sharded_job_reports_shards_and_collectives(command: Command) -> None:
     program = """
         import os, torch
@@ -987,7 +985,6 @@ def test_folder_for_files_must_not_exist(tmp_path: Path, capsys: pytest.CaptureF
     assert f"--keep-files: {tmp_path} exists" in capsys.readouterr().err
 
 
-@pytest.mark.ci
 def test_gpus_of_a_program_without_a_launcher(command: Command) -> None:
     program = "import torch; [torch.empty(1 << 20, device=i) for i in range(torch.cuda.device_count())]"
     for options, count in ([], 1), (["--per-node", "3"], 3):

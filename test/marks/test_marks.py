@@ -261,7 +261,6 @@ def some_backend(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class TestMetadataOfAnotherBackend:
-    @pytest.mark.ci
     def test_wrapping_such_a_tensor_is_an_error(self, some_backend: ctypes.CDLL) -> None:
         x = torch.ones(2, 3)
         some_backend.give_metadata(x._cdata)

@@ -166,7 +166,6 @@ def test_snippets_applied_by_hand_give_the_promised_peaks() -> None:
     assert kinds == expected
 
 
-@pytest.mark.ci
 def test_printed_micro_batches_reach_the_promised_peak() -> None:
     def make_step(batch: int) -> Callable[[], None]:
         weight = torch.zeros(2**20, device="cuda", requires_grad=True)

@@ -25,7 +25,6 @@ def cuda() -> Iterator[None]:
 class TestBilinear:
     """`_trilinear()` multiplies slice by slice."""
 
-    @pytest.mark.ci
     def test_needs_the_workspace_of_its_products(self, cuda: None) -> None:
         x, y, weight = (torch.empty(sizes, device="cuda") for sizes in ((64, 128), (64, 256), (16, 128, 256)))
         torch.cuda.reset_peak_memory_stats()

@@ -104,7 +104,6 @@ def test_layers_of_transformers_are_checkpointed_without_their_cache() -> None:
     assert len(enabled.outcomes) == len(by_hand.outcomes) == 1  # these blocks are left alone
 
 
-@pytest.mark.ci
 def test_layers_of_encoder_decoders_of_transformers_are_checkpointed() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(d_model=128, num_layers=2, num_heads=2, vocab_size=100, decoder_start_token_id=0)

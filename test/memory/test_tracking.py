@@ -302,7 +302,6 @@ class TestCaches:
 
 
 class TestHost:
-    @pytest.mark.ci
     def test_pinned_memory_is_counted_in_powers_of_two(self) -> None:
         with fake_mode(gpu=True), track_memory() as memory:
             pageable = torch.empty(3 * MIB, dtype=torch.uint8)
@@ -737,7 +736,6 @@ class TestRealTensors:
 
 
 class TestDevices:
-    @pytest.mark.ci
     def test_that_is_meant_is_the_fullest_accelerator(self) -> None:
         with fake_mode(gpu=4), track_memory() as memory:
             kept = [

@@ -112,7 +112,8 @@ def test_covering_array_has_all_pairs_of_values() -> None:
 
 @pytest.mark.ci
 def test_everyday_suite_stays_within_its_budget(pytestconfig: pytest.Config) -> None:
-    if not cpu_times.RECORD.exists():
-        pytest.skip("the everyday suite has not run: run `make test`")
-    seconds, budget = json.loads(cpu_times.RECORD.read_text())["seconds"], cpu_times.budget(pytestconfig)
+    record = json.loads(cpu_times.RECORD.read_text()) if cpu_times.RECORD.exists() else {}
+    if record.get("choice") != pytestconfig.option.choice:
+        pytest.skip("the everyday suite has not passed on this commit: run `make test`")
+    seconds, budget = record["seconds"], cpu_times.budget(pytestconfig)
     assert seconds <= budget, f"{seconds} s of processor time, {budget:.0f} are allowed: `make slowest` lists the tests"

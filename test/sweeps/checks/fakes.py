@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from comparisons import LOOSE_PROPERTIES, metadata
-from sweeps.operators import Arguments, Eager, Visit, check, gradients, tensors_in
+from sweeps.operators import Arguments, Eager, Visit, check, gradients, same_storage_copy, tensors_in
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
@@ -161,7 +161,7 @@ def in_place_variants_change_the_same_arguments(visit: Visit) -> None:
     if not isinstance(visit.sample.input, Tensor) or visit.sample.input.layout is not torch.strided:
         return
     in_place = visit.op.get_inplace()
-    wanted = written_by(in_place, visit.arguments(torch.Tensor.detach))
+    wanted = written_by(in_place, visit.arguments(lambda tensor: same_storage_copy(tensor.detach())))
     for _ in range(2):
         found = written_by(in_place, visit.arguments(lambda tensor: fake_like(tensor.detach())))
         if wanted is not None and visit.name not in NEEDS_VALUES | GROWS_IN_PLACE:

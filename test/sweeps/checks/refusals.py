@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable
 
 from refusals import Call, Difference, call_of, compare, enlarged, error_calls_of, layouts, mutations
-from sweeps.operators import Visit, check, same_storage_copy
+from sweeps.operators import Visit, check, full_name, same_storage_copy
 from torch.testing._internal.opinfo.core import OpInfo
 
 from torchext.tools.torch_release import TORCH_RELEASE
@@ -116,7 +116,7 @@ def samples_with_one_argument_changed_are_refused_as_real_ones(visit: Visit) -> 
         assert {one.kind for one in found} <= allowed(visit), found
 
 
-@check(samples=(0, 0, 2), concerns=lambda op: is_compared(op) and op.name not in SLOW_WHEN_LARGE)
+@check(samples=(0, 0, 2), concerns=lambda op: is_compared(op) and full_name(op) not in SLOW_WHEN_LARGE)
 def large_samples_are_refused_and_laid_out_as_real_ones(visit: Visit) -> None:
     if visit.is_strided:
         for large in enlarged(unchanged(visit)):

@@ -22,7 +22,9 @@ CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (torch.clone, reversed_strides
 def sizes_of_call(op: OpInfo, arguments: Arguments) -> Any:
     """Return the shapes and the storage sizes of the results and of the gradients."""
     result = arguments.call(op)
-    return metadata((tensors_in(result), tensors_in(gradients(result, arguments))), {"shape", "storage_size"})
+    return metadata(
+        (tensors_in(result), tensors_in(gradients(result, arguments, are_dense=True))), {"shape", "storage_size"}
+    )
 
 
 # Meta kernels differ between releases.
