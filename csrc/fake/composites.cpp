@@ -114,7 +114,7 @@ c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name
   return argument;
 }
 
-bool isPlainFake(const Tensor& tensor) {
+bool isUndeferredFake(const Tensor& tensor) {
   return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
 }
 
@@ -122,7 +122,7 @@ bool isPlainFake(const Tensor& tensor) {
 // of `sequences`: padded, or concatenated if `sequences` has no other dimension.
 void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor& sequences, int64_t dim) {
   const Tensor fake = lengths.toTensor();
-  if (!isPlainFake(fake) || fake.dim() == 0 || sequences.dim() == 0 || !assumesValues()) {
+  if (!isUndeferredFake(fake) || fake.dim() == 0 || sequences.dim() == 0 || !assumesValues()) {
     return;
   }
   const int64_t size = sequences.size(dim);
@@ -224,12 +224,12 @@ void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
 // Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
 // `svd_backward()`). For fakes it is assumed not to.
 void allcloseKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (isInGradientFormula() && hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
+  if (isInGradientFormula() && hasTensor(topOf(*stack, op.schema().arguments().size()), isUndeferredFake)) {
     replaceArguments(op, *stack, true);
     return;
   }
   const auto arguments = topOf(*stack, op.schema().arguments().size());
-  if (hasTensor(arguments, isPlainFake)) {
+  if (hasTensor(arguments, isUndeferredFake)) {
     if (const auto answer = assumeEqual(op, arguments[0].toTensor(), arguments[1].toTensor())) {
       replaceArguments(op, *stack, *answer);
       return;
@@ -241,7 +241,7 @@ void allcloseKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
 // `torch.nn.TransformerEncoder` calls this to decide whether to drop masked elements with a nested tensor, which has no
 // fakes. Otherwise it computes results of the same shape with the mask.
 void nestedMaskKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
+  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isUndeferredFake)) {
     replaceArguments(op, *stack, false);
     return;
   }
@@ -251,7 +251,7 @@ void nestedMaskKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stac
 // Recurrent networks call this before they compare addresses of weights with those of cuDNN's buffer (ATen's
 // `try_get_weight_buf()`). PyTorch's own kernels are used instead of cuDNN's, as on fake devices.
 void cudnnAcceptableKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isPlainFake)) {
+  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isUndeferredFake)) {
     replaceArguments(op, *stack, false);
     return;
   }
@@ -287,7 +287,7 @@ void allocatingKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stac
 // The composite kernel prints the values of a tensor that it refuses.
 void meshgridKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   forEachTensor(topOf(*stack, op.schema().arguments().size()), [](const Tensor& tensor) {
-    TORCH_CHECK(!isPlainFake(tensor) || tensor.dim() <= 1,
+    TORCH_CHECK(!isUndeferredFake(tensor) || tensor.dim() <= 1,
                 "torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: [ ", tensor.toString(), "{",
                 c10::Join(",", tensor.sizes()), "} ]");
   });
@@ -361,7 +361,7 @@ void padPackedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   const Tensor data = torch::jit::peek(*stack, 0, count).toTensor();
   const Tensor fake_steps = torch::jit::peek(*stack, 1, count).toTensor();
   const Tensor steps = readValues(op, *stack, "batch_sizes").toTensor();
-  if (!isPlainFake(data) || isFake(steps) || !steps.is_contiguous()) {
+  if (!isUndeferredFake(data) || isFake(steps) || !steps.is_contiguous()) {
     allocatingKernel(op, keys, stack);
     return;
   }

@@ -40,7 +40,7 @@ std::atomic<const RegisteredKernel*>& foreignFallback() {
   return fallback;
 }
 
-std::string nameOf(const RegisteredKernel& foreign) {
+std::string ownerOf(const RegisteredKernel& foreign) {
   return foreign.source.empty() ? "by another library" : foreign.source;
 }
 
@@ -157,7 +157,7 @@ void refuseToMixFakes(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const RegisteredKernel* owner = foreignFallback();
   TORCH_CHECK(false, "`", op.operator_name(), "` was called with fake tensors of two kinds: of torchext in", ours,
               ", and of the library whose fallback of the dispatch key `Fake` was ",
-              owner == nullptr ? "removed" : nameOf(*owner), ", in", foreign,
+              owner == nullptr ? "removed" : ownerOf(*owner), ", in", foreign,
               ". Make all fake tensors of the call with the same library.");
 }
 

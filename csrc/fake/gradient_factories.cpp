@@ -41,13 +41,13 @@ struct RunningFormula final : at::ObserverContext {
 
 namespace {
 
-std::atomic<bool> is_wanted{false};
+std::atomic<bool> are_fakes_wanted{false};
 
-void observe(bool is_wanted_now);
+void observe(bool are_wanted_now);
 
 // The context lives until the node has run.
 std::unique_ptr<at::ObserverContext> beforeNode(const at::RecordFunction& node) {
-  if (!is_wanted) {
+  if (!are_fakes_wanted) {
     observe(false);
     return nullptr;
   }
@@ -73,15 +73,15 @@ at::CallbackHandle addObserver() {
 
 // Enables or disables the observer. Afterwards each thread rereads the list of observers in its next operator, under a
 // PyTorch mutex that may be locked in a forked child. So call this only on a change.
-void observe(bool is_wanted_now) {
+void observe(bool are_wanted_now) {
   static bool is_observing = false;
   const Locked lock{LockRank::kObserver};
-  if (is_observing == is_wanted_now || is_wanted != is_wanted_now) {
-    return;  // another thread has done this, or has changed `is_wanted` since
+  if (is_observing == are_wanted_now || are_fakes_wanted != are_wanted_now) {
+    return;  // another thread has done this, or has changed `are_fakes_wanted` since
   }
-  is_observing = is_wanted_now;
+  is_observing = are_wanted_now;
   static const at::CallbackHandle handle = addObserver();
-  if (is_wanted_now) {
+  if (are_wanted_now) {
     at::reenableCallback(handle);
   } else {
     at::disableCallback(handle);
@@ -108,9 +108,9 @@ OutsideOfFormula::~OutsideOfFormula() {
   running = formula_;
 }
 
-void makeGradientsFake(bool is_wanted_now) {
-  is_wanted = is_wanted_now;
-  if (is_wanted_now) {
+void makeGradientsFake(bool are_wanted_now) {
+  are_fakes_wanted = are_wanted_now;
+  if (are_wanted_now) {
     observe(true);
   }
 }

@@ -19,7 +19,7 @@ struct RunningFormula;
 // Begins to observe, or stops at the next node. Observing makes nodes of real gradients slower, so stop once no fake is
 // alive. Without a backward pass in between, starting and stopping changes nothing in PyTorch. May be called from any
 // thread.
-TORCHEXT_API void makeGradientsFake(bool is_wanted_now);
+TORCHEXT_API void makeGradientsFake(bool are_wanted_now);
 
 // Returns true in an observed formula on this thread, and false in user code that it calls.
 bool isInGradientFormula();

@@ -15,14 +15,14 @@ namespace {
 
 // The state of the threads inside is in mode_blocks.h. So one object can be entered again while it is open, and on
 // several threads at once.
-struct Block {
+struct InferenceBlock {
   PyObject_HEAD BlockOwner owner;
   ModeBlock kind;
   bool is_traced;
 };
 
-Block* asBlock(PyObject* self) {
-  return reinterpret_cast<Block*>(self);
+InferenceBlock* asBlock(PyObject* self) {
+  return reinterpret_cast<InferenceBlock*>(self);
 }
 
 PyObject* newBlock(PyTypeObject* type, ModeBlock kind, bool is_traced = false) {
@@ -101,7 +101,7 @@ void addTypes(pybind11::module_& module) {
   static PyGetSetDef properties[] = {{"mode", &modeOf, nullptr, nullptr, nullptr},
                                      {"trace", &traceOf, nullptr, nullptr, nullptr},
                                      {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  constexpr int kSize = sizeof(Block);
+  constexpr int kSize = sizeof(InferenceBlock);
   addBlockType(module, "InferenceBlock",
                {"torchext._C.InferenceBlock", kSize, &newInferenceBlock, &deallocateBlock,
                 static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties)});

@@ -57,7 +57,7 @@ void bindReleases(py::module_& module) {
     differences[py::str(name.data(), name.size())] = py::make_tuple(since, until, what);
   }
   py::dict pieces;
-  for (const torchext::Piece& piece : torchext::piecesOfPyTorch()) {
+  for (const torchext::TestedPiece& piece : torchext::piecesOfPyTorch()) {
     pieces[piece.name] = piece.verified;
   }
   module.attr("built_for_torch") = TORCH_VERSION;
@@ -65,7 +65,7 @@ void bindReleases(py::module_& module) {
   module.attr("verified_pieces") = pieces;
   module.def("self_test_results", [] {
     py::dict results;
-    for (const torchext::Piece& piece : torchext::piecesOfPyTorch()) {
+    for (const torchext::TestedPiece& piece : torchext::piecesOfPyTorch()) {
       results[piece.name] = torchext::passesSelfTest(piece);
     }
     return results;

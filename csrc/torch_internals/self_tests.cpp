@@ -23,7 +23,7 @@ namespace torchext {
 namespace {
 
 // In the order of `SelfTest`.
-constexpr std::array<Piece, 8> kPieces{{
+constexpr std::array<TestedPiece, 8> kPieces{{
     {"open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`", 215, &testTensorKeys},
     {"virtual_table", "virtual functions being called as the Itanium C++ ABI specifies", 215, &testVirtualTable},
     {"kernel_identity", "the first four words of a KernelFunction identifying a kernel", 215, &testKernelIdentity},
@@ -41,16 +41,16 @@ bool isBroken(std::string_view what) {
   return broken != nullptr && what == broken;
 }
 
-bool isVerified(const Piece& piece) {
+bool isVerified(const TestedPiece& piece) {
   return (TORCHEXT_TORCH <= piece.verified && !isBroken("release")) ||
          c10::utils::check_env("TORCHEXT_ACCEPT_UNVERIFIED_TORCH") == true;
 }
 
-const Piece& pieceOf(SelfTest test) {
+const TestedPiece& pieceOf(SelfTest test) {
   return kPieces.at(static_cast<std::size_t>(test));
 }
 
-[[noreturn]] void raise(const Piece& piece, const char* usage) {
+[[noreturn]] void raise(const TestedPiece& piece, const char* usage) {
   TORCH_CHECK(isVerified(piece), usage, " `", piece.name, "` of csrc/torch_internals, which relies on ",
               piece.relies_on, ". That was verified up to torch ", piece.verified / 100, ".", piece.verified % 100,
               ", and torchext is built for torch ", TORCH_VERSION,
@@ -63,12 +63,12 @@ const Piece& pieceOf(SelfTest test) {
 
 }  // namespace
 
-const std::array<Piece, 8>& piecesOfPyTorch() {
+const std::array<TestedPiece, 8>& piecesOfPyTorch() {
   return kPieces;
 }
 
 void runSelfTests() {
-  for (const Piece& piece : kPieces) {
+  for (const TestedPiece& piece : kPieces) {
     if (piece.is_needed_by_all && !passesSelfTest(piece)) {
       raise(piece, "torchext needs");
     }
@@ -76,7 +76,7 @@ void runSelfTests() {
 }
 
 void requireSelfTest(SelfTest test, const char* usage) {
-  const Piece& piece = pieceOf(test);
+  const TestedPiece& piece = pieceOf(test);
   if (!passesSelfTest(piece)) {
     raise(piece, usage);
   }
@@ -86,7 +86,7 @@ bool passesSelfTest(SelfTest test) {
   return passesSelfTest(pieceOf(test));
 }
 
-bool passesSelfTest(const Piece& piece) {
+bool passesSelfTest(const TestedPiece& piece) {
   try {
     return isVerified(piece) && piece.passes(isBroken(piece.name));
   } catch (const std::exception&) {

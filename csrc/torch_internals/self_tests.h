@@ -21,7 +21,7 @@ enum class SelfTest : int {
   kBackendMeta,     // backend_meta.h
 };
 
-struct Piece {
+struct TestedPiece {
   const char* name;
   const char* relies_on;
   int verified;
@@ -29,7 +29,7 @@ struct Piece {
   bool is_needed_by_all = true;
 };
 
-TORCHEXT_API const std::array<Piece, 8>& piecesOfPyTorch();
+TORCHEXT_API const std::array<TestedPiece, 8>& piecesOfPyTorch();
 
 // Runs the tests of the pieces that all features rely on. Raises an error that names the first failed piece.
 void runSelfTests();
@@ -40,6 +40,6 @@ void requireSelfTest(SelfTest test, const char* usage);
 
 // Return true if the test passes.
 bool passesSelfTest(SelfTest test);
-TORCHEXT_API bool passesSelfTest(const Piece& piece);
+TORCHEXT_API bool passesSelfTest(const TestedPiece& piece);
 
 }  // namespace torchext

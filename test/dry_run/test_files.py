@@ -100,7 +100,9 @@ def test_random_programs_find_their_files_and_change_none(tmp_path: Path, scratc
 
 
 @pytest.mark.cases(2)
-@pytest.mark.parametrize("name", [*file_attacks.ATTACKS, " ".join(file_attacks.WITH_TORCH)])
+@pytest.mark.parametrize(
+    "name", [*file_attacks.ATTACKS, pytest.param(" ".join(file_attacks.WITH_TORCH), marks=pytest.mark.ci)]
+)
 def test_attacks_find_their_files_and_change_none(tmp_path: Path, scratch: Path, name: str) -> None:
     real, apart = tmp_path / "real", tmp_path / "apart"
     for folder in (real, apart):

@@ -260,6 +260,7 @@ def some_backend(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
+@pytest.mark.ci  # compiles C++
 class TestMetadataOfAnotherBackend:
     def test_wrapping_such_a_tensor_is_an_error(self, some_backend: ctypes.CDLL) -> None:
         x = torch.ones(2, 3)

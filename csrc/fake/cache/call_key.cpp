@@ -133,7 +133,7 @@ const std::array<KernelSlot, 2>& computingSlots() {
   return slots;
 }
 
-bool isPlain(const Tensor& tensor) {
+bool isDescribedByKey(const Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return impl.has_storage() && impl.layout() == c10::kStrided && !tensor.is_quantized() &&
          !impl.key_set().has_any(kNotPlain) && !impl.has_symbolic_sizes_strides();
@@ -165,7 +165,7 @@ bool PureKernels::areUnchanged(const c10::OperatorHandle& op) const {
 }
 
 bool isPlainFake(const Tensor& tensor) {
-  return tensor.defined() && isPlain(tensor) && isFake(tensor);
+  return tensor.defined() && isDescribedByKey(tensor) && isFake(tensor);
 }
 
 CallKey::Traits::Traits(const c10::OperatorHandle& op)
@@ -279,7 +279,7 @@ void CallKey::addTensor(const Tensor& tensor) {
     words_.push_back(word(Kind::kSeenTensor, number));
     return;
   }
-  if (!isPlain(tensor)) {
+  if (!isDescribedByKey(tensor)) {
     is_complete_ = false;
     return;
   }

@@ -179,7 +179,7 @@ def draws_in_many_ways() -> list[Tensor]:
     ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.ci  # compiles C++
 @pytest.mark.parametrize("order", [sorted, lambda x: sorted(x)[::-1], lambda x: random.Random(0).sample(x, len(x))])
 def test_other_kinds_of_generators_are_exact(other_kind: ctypes.CDLL, order: Callable[[list[int]], list[int]]) -> None:
     eager, deferred = build_both(draws_in_many_ways)
@@ -189,6 +189,7 @@ def test_other_kinds_of_generators_are_exact(other_kind: ctypes.CDLL, order: Cal
     assert torch.equal(torch.get_rng_state(), after)
 
 
+@pytest.mark.ci  # compiles C++
 def test_a_kind_is_one_file(tapes: ctypes.CDLL) -> None:
     tapes.read_states()
     try:

@@ -262,7 +262,7 @@ void SparseCall::run(Stack& stack) const {
 // are refused here for real.
 void SparseCall::checkIsNotRecorded() const {
   TORCH_CHECK_NOT_IMPLEMENTED(!isRecording(), "`", op_.operator_name(), "` takes or returns a tensor of layout ",
-                              nameOf(layout_), ", which deferred_init() cannot record.");
+                              layoutName(layout_), ", which deferred_init() cannot record.");
 }
 
 void SparseCall::checkNeedsNoValues() const {
@@ -350,26 +350,26 @@ DispatchKey SparseCall::kernel() const {
     }
   }
   TORCHEXT_THROW(UnsupportedOperatorError,
-                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
+                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_), " on ",
                           device_.type(), ", so its result on fake tensors is unknown."));
 }
 
 void SparseCall::refuseToReadMemory() const {
   if (countsElements(op_)) {
     TORCHEXT_THROW(DataDependentError,
-                   c10::str("`", op_.operator_name(), "` needs the values of a fake tensor of layout ", nameOf(layout_),
+                   c10::str("`", op_.operator_name(), "` needs the values of a fake tensor of layout ", layoutName(layout_),
                             ", which has none: how many elements the result has depends on them. Run it on real "
                             "tensors, or convert its arguments with `to_dense()` first."));
   }
   TORCHEXT_THROW(UnsupportedOperatorError,
-                 c10::str("`", op_.operator_name(), "` cannot be run on fake tensors of layout ", nameOf(layout_),
+                 c10::str("`", op_.operator_name(), "` cannot be run on fake tensors of layout ", layoutName(layout_),
                           ": PyTorch's kernel reads their memory, and there is no Meta kernel. Convert them with "
                           "`to_dense()` first."));
 }
 
 void SparseCall::refuseDevice(const c10::Error& error) const {
   TORCHEXT_THROW(UnsupportedOperatorError,
-                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", nameOf(layout_), " on ",
+                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_), " on ",
                           device_.type(), ", and the CPU kernel refuses them: ", error.what_without_backtrace()));
 }
 

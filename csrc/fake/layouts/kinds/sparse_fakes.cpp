@@ -71,7 +71,7 @@ Tensor makeCompressed(const Tensor& like, at::ArrayRef<Tensor> members) {
 
 }  // namespace
 
-std::string nameOf(c10::Layout layout) {
+std::string layoutName(c10::Layout layout) {
   switch (layout) {
     case c10::kSparse:
       return "torch.sparse_coo";

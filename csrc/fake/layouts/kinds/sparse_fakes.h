@@ -26,7 +26,7 @@ constexpr bool isSparseLayout(c10::Layout layout) noexcept {
 }
 
 // Returns the layout's name in Python, such as `torch.sparse_coo`.
-std::string nameOf(c10::Layout layout);
+std::string layoutName(c10::Layout layout);
 
 // Returns true for a sparse tensor, real or fake. Returns false for a Python subclass that only claims a sparse layout.
 bool isSparse(const at::TensorBase& tensor) noexcept;
