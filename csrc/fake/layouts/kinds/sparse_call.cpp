@@ -350,16 +350,17 @@ DispatchKey SparseCall::kernel() const {
     }
   }
   TORCHEXT_THROW(UnsupportedOperatorError,
-                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_), " on ",
-                          device_.type(), ", so its result on fake tensors is unknown."));
+                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_),
+                          " on ", device_.type(), ", so its result on fake tensors is unknown."));
 }
 
 void SparseCall::refuseToReadMemory() const {
   if (countsElements(op_)) {
-    TORCHEXT_THROW(DataDependentError,
-                   c10::str("`", op_.operator_name(), "` needs the values of a fake tensor of layout ", layoutName(layout_),
-                            ", which has none: how many elements the result has depends on them. Run it on real "
-                            "tensors, or convert its arguments with `to_dense()` first."));
+    TORCHEXT_THROW(
+        DataDependentError,
+        c10::str("`", op_.operator_name(), "` needs the values of a fake tensor of layout ", layoutName(layout_),
+                 ", which has none: how many elements the result has depends on them. Run it on real "
+                 "tensors, or convert its arguments with `to_dense()` first."));
   }
   TORCHEXT_THROW(UnsupportedOperatorError,
                  c10::str("`", op_.operator_name(), "` cannot be run on fake tensors of layout ", layoutName(layout_),
@@ -368,9 +369,10 @@ void SparseCall::refuseToReadMemory() const {
 }
 
 void SparseCall::refuseDevice(const c10::Error& error) const {
-  TORCHEXT_THROW(UnsupportedOperatorError,
-                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_), " on ",
-                          device_.type(), ", and the CPU kernel refuses them: ", error.what_without_backtrace()));
+  TORCHEXT_THROW(
+      UnsupportedOperatorError,
+      c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_), " on ",
+               device_.type(), ", and the CPU kernel refuses them: ", error.what_without_backtrace()));
 }
 
 }  // namespace
