@@ -55,6 +55,8 @@ STATE := build/state/$(shell $(SYSTEM_PYTHON) -c 'import torch, sys; print(torch
 # Another ninja would not use this one's log of compiled files.
 COMPILE = PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) $(PYTHON) setup.py --quiet build_ext --inplace
 
+# pip leaves compiling to the first import, so that later processes start faster only if bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 # Warnings are errors for development builds, but not for installations.
 export TORCHEXT_WERROR := 1

@@ -177,7 +177,7 @@ OFFLOADS = """
 """
 
 
-@pytest.mark.cases(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("masks", ["all", "half"])
 def test_report_has_the_memory_of_the_host_and_the_policies(command: Command, masks: str) -> None:
     ended = command(OFFLOADS, "--values", f"assume,masks={masks}")
@@ -343,6 +343,7 @@ SEND_STATES = """
 """
 
 
+@pytest.mark.ci
 def test_states_of_generators_that_others_send_are_not_set(command: Command) -> None:
     ended = command(SEND_STATES, "--world-size", "2", "--rank", "1", "--to-end")
     assert ended.code == 0, ended.err
@@ -373,6 +374,7 @@ def test_values_that_do_not_exist_are_assumed_and_listed(command: Command) -> No
     assert "_ops.py" not in values, "the mode that counts operations is no reader"
 
 
+@pytest.mark.ci
 def test_values_that_do_not_exist_can_be_refused(command: Command) -> None:
     ended = command(READS, "--values", "raise")
     assert ended.code == 1
@@ -604,6 +606,7 @@ def test_processes_that_the_program_starts_are_the_one_that_is_there(command: Co
     assert re.search(r"^  cuda:3  ", ended.out, re.MULTILINE)
 
 
+@pytest.mark.ci
 def test_processes_that_the_program_starts_have_to_be_as_many_as_the_job_has(command: Command) -> None:
     ended = command(dedent(DDP) + dedent(SPAWN).replace("nprocs=count", "nprocs=3"), "--world-size", "4")
     assert ended.code == 1
@@ -690,6 +693,7 @@ def test_json_on_stdout_is_alone_there(fresh_command: Command) -> None:
     assert "rank 0 of 1: the program exited with code 3, 0 steps" in ended.err
 
 
+@pytest.mark.ci
 def test_collectives_in_json_have_phases_and_bytes(command: Command, tmp_path: Path) -> None:
     program = """
         import torch, torch.distributed as dist
@@ -897,6 +901,7 @@ DESCRIBED = """
 """
 
 
+@pytest.mark.ci
 def test_described_tensors_keep_their_properties(command: Command) -> None:
     ended = command(DESCRIBED, "--to-end")
     assert ended.code == 0, ended.err
@@ -938,6 +943,7 @@ SAFETENSORS = """
 """
 
 
+@pytest.mark.ci
 def test_safetensors_are_read_as_described(command: Command, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({"a": torch.ones(3)}, tmp_path / "real.safetensors")
@@ -947,6 +953,7 @@ def test_safetensors_are_read_as_described(command: Command, tmp_path: Path) -> 
     assert not list((tmp_path / "kept").rglob("*.safetensors"))
 
 
+@pytest.mark.ci
 def test_reading_a_value_to_write_it_may_be_refused(command: Command) -> None:
     program = "import torch\nopen('loss', 'w').write(str(torch.rand(2, device='cuda').sum().item()))"
     assert command(program, "--values", "raise").code == 1
@@ -985,6 +992,7 @@ def test_folder_for_files_must_not_exist(tmp_path: Path, capsys: pytest.CaptureF
     assert f"--keep-files: {tmp_path} exists" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_gpus_of_a_program_without_a_launcher(command: Command) -> None:
     program = "import torch; [torch.empty(1 << 20, device=i) for i in range(torch.cuda.device_count())]"
     for options, count in ([], 1), (["--per-node", "3"], 3):
@@ -1048,6 +1056,7 @@ def test_exit_code_is_that_of_the_worst_rank(reports: list[dict[str, Any]], code
     assert exit_code_of([RankReport(i, **report) for i, report in enumerate(reports)]) == code
 
 
+@pytest.mark.ci
 def test_program_that_handles_everything_is_ended(command: Command) -> None:
     body = TRAIN[TRAIN.index("        loss = model") :].replace("        ", "            ")
     program = (

@@ -99,7 +99,7 @@ def test_random_programs_find_their_files_and_change_none(tmp_path: Path, scratc
     assert digest_of(apart) == before
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name", [*file_attacks.ATTACKS, pytest.param(" ".join(file_attacks.WITH_TORCH), marks=pytest.mark.ci)]
 )

@@ -274,6 +274,7 @@ class TestNames:
         assert not [relative(path) for path in missing if path.parent.name != "python"]
 
 
+@pytest.mark.ci  # starts Python anew
 def test_page_of_operator_traits_is_printed_from_the_tables() -> None:
     command = [sys.executable, ROOT / "docs" / "reference" / "operator_traits.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
