@@ -68,7 +68,8 @@ def public_headers() -> dict[str, str]:
 
 @functools.cache
 def modules() -> frozenset[str]:
-    return frozenset({name_in(TORCHEXT, path) for path in TORCHEXT.rglob("*.py*") if "cache" not in path.suffix}) - {""}
+    sources = (path for path in TORCHEXT.rglob("*") if path.suffix in (".py", ".pyi"))
+    return frozenset(name_in(TORCHEXT, path) for path in sources) - {""}
 
 
 @functools.cache
