@@ -24,7 +24,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-__all__ = ["amount", "chosen", "is_long", "is_whole_everyday_suite"]
+__all__ = ["amount", "chosen", "files_without_everyday_tests", "is_long", "is_whole_everyday_suite"]
 
 Value = TypeVar("Value")
 
@@ -38,6 +38,7 @@ class _Run:
     choice = ""
     is_long = False
     unavailable: frozenset[str] = frozenset()  # marks
+    files_without_everyday_tests: frozenset[Path] = frozenset()
 
 
 # ---- For tests.
@@ -55,6 +56,11 @@ def is_whole_everyday_suite(config: pytest.Config) -> bool:
         options.keyword or options.markexpr or options.deselect or options.ignore or getattr(options, "lf", False)
     )
     return _Run.tier == EVERYDAY and not is_narrowed and [Path(one).name for one in config.args] == ["test"]
+
+
+def files_without_everyday_tests() -> frozenset[Path]:
+    """Return the collected files all of whose tests are left to `make ci`."""
+    return _Run.files_without_everyday_tests
 
 
 def amount(everyday: Value, everything: Value) -> Value:
@@ -124,6 +130,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests of other tiers."""
     wanted = [item for item in items if not _Run.unavailable & {mark.name for mark in item.iter_markers()}]
     everyday = _everyday(wanted)
+    if not any("::" in argument for argument in config.args):
+        _Run.files_without_everyday_tests = frozenset({item.path for item in wanted} - {item.path for item in everyday})
     if _Run.tier == EVERYDAY:
         wanted = [item for item in wanted if item in everyday]
     elif _Run.tier == REST:

@@ -10,7 +10,6 @@ import huggingface_hub
 import hypothesis
 import hypothesis.strategies as st
 import safetensors.torch
-import tiers
 import torch
 from common import has_same_bits
 from torch import nn
@@ -30,12 +29,6 @@ def tensors(draw: Any) -> tuple[torch.dtype, tuple[int, ...], str]:
 
 
 STATES = st.dictionaries(NAMES | LONG, tensors(), max_size=6)
-SETTINGS = hypothesis.settings(
-    max_examples=tiers.amount(15, 150),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
 
 
 def make(state: dict[str, tuple[torch.dtype, tuple[int, ...], str]]) -> dict[str, torch.Tensor]:
@@ -61,7 +54,6 @@ def _swaps(kind: str, tensor: torch.Tensor) -> bool:
     return kind == "transposed" and tensor.dim() == 2
 
 
-@SETTINGS
 @hypothesis.given(STATES)
 def test_file_has_the_bytes_that_safetensors_writes(state: Any) -> None:
     eager = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in make(state).items()}
@@ -82,7 +74,6 @@ def test_file_has_the_bytes_that_safetensors_writes(state: Any) -> None:
             assert path.read_bytes() == Path(folder, "theirs.safetensors").read_bytes()
 
 
-@SETTINGS
 @hypothesis.given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 120))
 def test_files_are_divided_as_huggingface_hub_divides_them(sizes: list[int], limit: int) -> None:
     def construct() -> dict[str, torch.Tensor]:
@@ -99,7 +90,6 @@ def test_files_are_divided_as_huggingface_hub_divides_them(sizes: list[int], lim
         }
 
 
-@SETTINGS
 @hypothesis.given(STATES)
 def test_saved_tensors_are_loaded(state: Any) -> None:
     def construct() -> nn.Module:

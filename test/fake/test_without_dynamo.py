@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.ci
-
 CALLS = """
 import gc
 import sys
@@ -40,6 +38,7 @@ def test_calls_do_not_import_dynamo() -> None:
     assert run("calls(); print('torch._dynamo' in sys.modules)") == "False\n"
 
 
+@pytest.mark.ci
 def test_wrappers_are_restored_without_fakes_and_by_an_import_of_dynamo() -> None:
     code = """
 before = calls()
@@ -56,6 +55,7 @@ print(are_disabled())
     assert run(code).split() == ["False", "True", "False", "False", "True", "True"]
 
 
+@pytest.mark.ci
 def test_functions_are_disabled_if_dynamo_is_imported_first() -> None:
     code = """
 import torch._dynamo

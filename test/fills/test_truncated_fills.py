@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from common import has_same_bits
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Generator, Tensor, nn
 
 from torchext import _C
@@ -69,7 +69,6 @@ def assert_is_all_rounds(
 @pytest.mark.cases(1)
 @needs_own_kernel
 @by_dtype
-@settings(deadline=None, max_examples=150, derandomize=True)
 @given(
     numel=st.integers(16, 40_000),
     width=st.floats(0.4, 6),

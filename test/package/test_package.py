@@ -541,13 +541,13 @@ class TestBuildCommand:
 
     def test_objects_with_other_flags_have_another_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = set()
-        for variable in ("TORCHEXT_WERROR", "TORCHEXT_COVERAGE", "TORCHEXT_SANITIZE"):
+        for variable in ("TORCHEXT_WERROR", "TORCHEXT_COVERAGE", "TORCHEXT_SANITIZE", "TORCHEXT_QUICK"):
             monkeypatch.delenv(variable, raising=False)
         found.add(command.variant())
-        for variable, value in (("WERROR", "1"), ("COVERAGE", "1"), ("SANITIZE", "thread")):
+        for variable, value in (("WERROR", "1"), ("COVERAGE", "1"), ("SANITIZE", "thread"), ("QUICK", "1")):
             monkeypatch.setenv(f"TORCHEXT_{variable}", value)
             found.add(command.variant())
-        assert len(found) == 4
+        assert len(found) == 5
 
     def test_precompiled_header_is_named_for_its_text_and_the_flags(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,12 @@ from pairs import parametrize_pairs
 
 ROOT = Path(__file__).parents[2]
 
+# Files without everyday tests, and why.
+WITHOUT_EVERYDAY_TESTS = {
+    "dry_run/test_against_gloo.py": "jobs of real processes. test_initial_weights has one every day",
+    "package/test_site.py": "builds the site",
+}
+
 SUITE = """
 import pytest
 
@@ -93,6 +99,12 @@ def test_long_tests_are_collected_with_the_others(collect: Callable[..., list[st
 @pytest.mark.parametrize("name", ["test_of_ci", "test_of_sweeps[3]", "TestGroup::test_in_it"])
 def test_test_that_is_named_runs_in_any_tier(collect: Callable[..., list[str]], name: str) -> None:
     assert collect(f"test_suite.py::{name}") == [name]
+
+
+@pytest.mark.ci
+def test_each_file_has_an_everyday_test() -> None:
+    names = {str(path.relative_to(ROOT / "test")) for path in tiers.files_without_everyday_tests()}
+    assert names <= set(WITHOUT_EVERYDAY_TESTS)
 
 
 def test_chosen_values_keep_their_order() -> None:

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-import tiers
 import torch
 from fuzz.checks import CHECKS, LOST_DEVICE, prepare, run
 from fuzz.machine import ACTIONS, AWAITED, DEVICE, FACTORIES, Step
@@ -54,7 +53,6 @@ def programs() -> Iterator[Watchdog]:
 
 
 @pytest.mark.parametrize("checked", CHECKS)
-@hypothesis.settings(max_examples=tiers.amount(200, 2000))
 @hypothesis.given(program=PROGRAMS, order=strategies.integers(0, 30))
 def test_programs(programs: Watchdog, checked: str, program: list[Step], order: int) -> None:
     failure = programs.failure(checked, program, order)

@@ -85,8 +85,8 @@ def compare(visit: Visit, arguments: Arguments, outputs: Outputs, what: str) -> 
     for tensor, expected in zip(deferred or [], wanted or [], strict=True):
         assert metadata(tensor, COMPARED) == metadata(expected, COMPARED), what
         assert_fits(tensor)
-        if is_deferred(tensor):
-            materialize_tensor(tensor)
+        assert is_deferred(tensor), what
+        materialize_tensor(tensor)
         assert metadata(tensor, COMPARED) == metadata(expected, COMPARED), what
         if visit.op.name not in NO_VALUES:
             assert_same_tensor(tensor.contiguous(), expected.contiguous(), what, strictly=False)

@@ -11,7 +11,7 @@ from sweeps.operators import Arguments, Visit, check, gradients, tensors_in
 from torch import Tensor
 from torch.testing._internal.opinfo.core import OpInfo
 
-from torchext.fake import fake_like, fake_mode
+from torchext.fake import DataDependentError, fake_like, fake_mode
 from torchext.tools.torch_release import TORCH_RELEASE
 
 LARGEST = 5000
@@ -41,8 +41,11 @@ def storages_have_the_sizes_of_eager_ones(visit: Visit) -> None:
         fakes = arguments.map(fake_like)
         try:
             wanted = sizes_of_call(visit.op, arguments)
+        except Exception:  # PyTorch refuses the layout
+            continue
+        try:
             with fake_mode():
                 found = sizes_of_call(visit.op, fakes)
-        except Exception:  # fakes.py compares errors
+        except DataDependentError:  # fakes.py has the operators
             continue
         assert found == wanted, change.__name__
