@@ -227,6 +227,8 @@ def call() -> None:
 
 done = []
 signal.alarm(120)
+call()  # at its first calls, PyTorch makes static variables. A fork meanwhile leaves them half made in the child
+done.clear()
 threads = [threading.Thread(target=call) for _ in range(4)]
 for thread in threads:
     thread.start()
