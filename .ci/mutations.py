@@ -98,18 +98,7 @@ class Copy:
 
     def failure(self, tests: Sequence[str], tier: str, output: Path) -> str:
         """Run tests. Return the first that fails, or another reason for a failure, or nothing."""
-        options = [
-            *NOT_OF_THE_CODE,
-            "-q",
-            "-x",
-            "-n",
-            self._jobs,
-            "--dist",
-            "worksteal",
-            "--tier",
-            tier,
-            *self._arguments,
-        ]
+        options = [*NOT_OF_THE_CODE, "-qx", f"-n{self._jobs}", "--dist=worksteal", f"--tier={tier}", *self._arguments]
         code = self._run([self._python, "-m", "pytest", *tests, *options], output, self.limits.get(tier))
         if code in (0, NO_TESTS_COLLECTED):
             return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import psutil
@@ -33,6 +34,7 @@ __all__ = [
     "gradients",
     "has_same_bits",
     "in_fake_mode",
+    "kept_threads",
     "memory_in_use",
     "some",
     "too_large_to_copy",
@@ -49,6 +51,16 @@ def some(values: Iterable[Value], count: int | None) -> list[Value]:
     """Return at most `count` of the values, always the same ones; all if it is None."""
     every = list(values)
     return every if count is None or len(every) <= count else random.Random(0).sample(every, count)
+
+
+@contextmanager
+def kept_threads() -> Iterator[None]:
+    """Restore the number of threads of kernels at the end of the block."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def memory_in_use() -> int:

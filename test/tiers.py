@@ -94,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.choice = config.option.choice or _commit(config.rootpath)
     _Run.choice = config.option.choice
     _Run.is_long = config.getoption("--long")
-    is_named = any("::" in argument for argument in config.args)
+    is_named = _names_tests(config)
     _Run.tier = ALL if _Run.is_long else config.getoption("--tier") or (ALL if is_named else EVERYDAY)
     lacking = {
         "long": not _Run.is_long and not is_named,
@@ -105,6 +105,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "cuda_host": "nullcuda" not in os.environ.get("LD_PRELOAD", ""),
     }
     _Run.unavailable = frozenset(name for name, is_lacking in lacking.items() if is_lacking)
+
+
+def _names_tests(config: pytest.Config) -> bool:
+    return any("::" in argument for argument in config.args)
 
 
 def _commit(folder: Path) -> str:
@@ -130,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests of other tiers."""
     wanted = [item for item in items if not _Run.unavailable & {mark.name for mark in item.iter_markers()}]
     everyday = _everyday(wanted)
-    if not any("::" in argument for argument in config.args):
+    if not _names_tests(config):
         _Run.files_without_everyday_tests = frozenset({item.path for item in wanted} - {item.path for item in everyday})
     if _Run.tier == EVERYDAY:
         wanted = [item for item in wanted if item in everyday]

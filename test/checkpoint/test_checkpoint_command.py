@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from common import kept_threads
 
 from torchext.checkpoint import folder as folders
 from torchext.command_line.checkpoint import main
@@ -56,11 +57,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_writes_the_checkpoint_of_eager_construction(module: str, tmp_path: Path) -> None:
     arguments = [f"{module}:build", "--args", "3", "width=32", "--seed", "7", "--dtype", "bfloat16", "--quiet"]
-    threads = torch.get_num_threads()
-    try:
+    with kept_threads():
         assert main([*arguments, "--out", str(tmp_path / "out"), "--workers", "1", "--max-shard-size", "5KB"]) == 0
-    finally:
-        torch.set_num_threads(threads)
     torch.manual_seed(7)
     eager = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(3)]).bfloat16().state_dict()
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())

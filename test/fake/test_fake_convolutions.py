@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from common import kept_threads
 from comparisons import channels_last, reversed_strides, strides_of_long_dimensions, with_gaps
 from torch import Tensor, nn
 from torch.nn import functional
@@ -138,15 +139,12 @@ def test_number_of_threads_decides() -> None:
         x = channels_last(torch.rand(2, 4, 5, 6, 7))
         return functional.conv3d(x, torch.rand(4, 4, 1, 1, 1)).stride()
 
-    before = torch.get_num_threads()
-    try:
+    with kept_threads():
         for threads in (1, 2):
             torch.set_num_threads(threads)
             wanted = run()
             with fake_mode():
                 assert run() == wanted
-    finally:
-        torch.set_num_threads(before)
 
 
 def on_cuda() -> Iterator[tuple[str, torch.dtype, bool]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import assert_same_tensor, build_both
+from common import assert_same_tensor, build_both, kept_threads
 from comparisons import PROPERTIES, copy_with_same_strides, metadata
 from refusals import Call, Difference, call_of, compare
 from torch import Tensor, nn
@@ -582,15 +582,12 @@ def test_results_do_not_depend_on_the_number_of_threads_which_stays() -> None:
             (gradient,) = torch.autograd.grad(z.square().mean(), x)
             return metadata([y, z, gradient])
 
-    before = torch.get_num_threads()
     found = []
-    try:
+    with kept_threads():
         for threads in (1, 2):
             torch.set_num_threads(threads)
             found.append(layouts())
             assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
     assert found[0] == found[1]
 
 
@@ -602,12 +599,9 @@ def test_refusals_of_convolutions_do_not_depend_on_other_trials() -> None:
             torch.ops.aten.convolution(new(15, 4, 5, 5), new(4, 0, 1, 1), None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)
         return str(error.value)
 
-    before = torch.get_num_threads()
-    try:
+    with kept_threads():
         for threads in (1, 2):
             torch.set_num_threads(threads)
             wanted = error_of(torch.ones)
             with fake_mode():
                 assert error_of(torch.empty) == wanted
-    finally:
-        torch.set_num_threads(before)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import kept_threads
 from comparisons import ALL_PROPERTIES, metadata
 from torch.utils._pytree import tree_leaves
 
@@ -275,16 +276,13 @@ def test_range_of_floats_has_the_values_of_the_threads_that_it_is_made_with() ->
     def make() -> torch.Tensor:
         return torch.arange(1, 10_001, 0.1)
 
-    threads = torch.get_num_threads()
-    try:
+    with kept_threads():
         torch.set_num_threads(4)
         real = make()
         with fake_mode():
             made = [make() for _ in range(2)]
             torch.set_num_threads(1)
             assert all(torch.equal(one, other) for one, other in itertools.pairwise([*made, real]))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_ranges_can_be_written() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import torch
+from common import kept_threads
 from hypothesis import given
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,9 +83,8 @@ def seeded(seed: int) -> Generator:
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
     """Restore the number of threads."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    with kept_threads():
+        yield
 
 
 # ---- Generators with given next draws.

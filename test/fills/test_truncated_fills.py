@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import hypothesis.strategies as st
 import pytest
 import torch
-from common import has_same_bits
+from common import has_same_bits, kept_threads
 from hypothesis import given
 from torch import Generator, Tensor, nn
 
@@ -30,9 +30,8 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
     """Restore the number of threads."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    with kept_threads():
+        yield
 
 
 def seeded(seed: int, draws: int = 0) -> Generator:

@@ -227,7 +227,7 @@ def call() -> None:
 
 done = []
 signal.alarm(120)
-call()  # at its first calls, PyTorch makes static variables. A fork meanwhile leaves them half made in the child
+call()  # PyTorch initializes static variables in its first calls. A fork during that locks them in the child forever
 done.clear()
 threads = [threading.Thread(target=call) for _ in range(4)]
 for thread in threads:

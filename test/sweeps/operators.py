@@ -7,14 +7,14 @@ check with the samples of each operator and dtype.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import tiers
 import torch
+from common import kept_threads
 from torch import Tensor
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
@@ -247,17 +247,6 @@ def is_deterministic(visit: Visit) -> bool:
     return True
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run the kernels of the block in this thread alone."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def failures(op: OpInfo, dtype: torch.dtype, device: str, checks: Iterable[Check] = CHECKS) -> list[Failure]:
     """Run the checks that concern an operator on its samples, and return those that do not hold."""
     wanted = [one for one in checks if dtype in one.dtypes and device in one.devices and one.concerns(op)]
@@ -269,7 +258,9 @@ def failures(op: OpInfo, dtype: torch.dtype, device: str, checks: Iterable[Check
         requires_grad = dtype is torch.float32 and op.supports_autograd
         samples = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
         visits = [Visit(op, dtype, device, sample) for sample in samples]
-        with nullcontext() if all(map(is_deterministic, visits[:1])) else one_thread():
+        with kept_threads():
+            if visits and not is_deterministic(visits[0]):
+                torch.set_num_threads(1)
             for one in wanted:
                 for visit in one.visits(visits):
                     torch.manual_seed(0)

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from common import assert_same_tensor, too_large_to_copy
+from common import assert_same_tensor, kept_threads, too_large_to_copy
 from torch import Tensor, nn
 
 from torchext import _C
@@ -323,12 +323,9 @@ def test_tensors_with_a_handler_are_compared(change: Callable[[Tensor, Tensor], 
 def test_digest_does_not_depend_on_the_number_of_threads(nbytes: int, step: int) -> None:
     memory = torch.randint(256, (step * nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     memory = memory[::step]
-    before = torch.get_num_threads()
-    try:
+    with kept_threads():
         digests = set()
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             digests.add(_C.digest_of(memory))
-    finally:
-        torch.set_num_threads(before)
     assert len(digests) == 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from common import assert_same_tensor, build_both, has_same_bits
+from common import assert_same_tensor, build_both, has_same_bits, kept_threads
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,9 +20,8 @@ FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
     """Restore the number of threads."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    with kept_threads():
+        yield
 
 
 def drawn(numel: int = NUMEL) -> Tensor:
