@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from common import RecordOperators
-from comparisons import PROPERTIES, metadata
+from comparisons import PROPERTIES, Raised, metadata, outcome
 from sweeps.operators import tensors_in
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
@@ -122,6 +122,28 @@ def backward_of_to_dense(sparse: Tensor) -> Tensor | None:
     sparse = sparse.clone().requires_grad_()
     sparse.to_dense().sum().backward()
     return sparse.grad
+
+
+def backward_of_gather(source: Tensor) -> Tensor | None:
+    index = torch.zeros(1, 4, dtype=torch.int64, device=source.device)
+    torch.gather(source.requires_grad_(), 0, index, sparse_grad=True).sum().backward()
+    return source.grad
+
+
+def trained(module: nn.Module, optimizer: Callable[..., Any]) -> list[Tensor]:
+    """Return the parameter, its last gradient and the state of the optimizer after two steps."""
+    [weight] = module.parameters()
+    steps = optimizer([weight], lr=0.1)
+    for _ in range(2):
+        steps.zero_grad()
+        module(torch.tensor([[1, 2, 2], [4, 0, 9]], device=weight.device)).sum().backward()
+        steps.step()
+    assert weight.grad is not None
+    return [weight, weight.grad, *(value for value in tensors_in(steps.state[weight]) if value.dim())]
+
+
+def on_other_device(value: Any) -> Any:
+    return fake_like(value, device="cuda:1") if isinstance(value, Tensor) else value
 
 
 def in_place(sparse: Tensor) -> Tensor:
@@ -556,6 +578,50 @@ class TestCuda:
             assert described(sparse.cpu()) == described(make())
             with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
                 sparse @ torch.ones(5, 2)
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            *(lambda device, make=make: fake_like(make(), device=device) for make in COO + COMPRESSED),
+            *(lambda device, make=make: fake_like(make()).to(device) for make in COO + COMPRESSED),
+            lambda device: torch.zeros(4, 4, layout=torch.sparse_coo, device=device),
+            lambda device: torch.zeros(4, 4, layout=torch.sparse_csr, device=device),
+            lambda device: torch.empty(4, 4, layout=torch.sparse_coo, device=device),
+            lambda device: fake_like(coo(), device=device).new_empty(3, 3),
+            lambda device: torch.sparse_coo_tensor(INDICES.to(device), torch.ones(3, device=device), (4, 5)),
+            lambda device: torch.sparse_coo_tensor(INDICES.tolist(), [1.0, 2.0, 3.0], (4, 5), device=device),
+            lambda device: torch.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], (2, 2), device=device),
+            lambda device: copy.deepcopy(fake_like(coo(), device=device)),
+            lambda device: fake_like(coo(), device="cuda:0").to(device) @ torch.ones(5, 2, device=device),
+            lambda device: backward_of_to_dense(fake_like(coo(), device=device)),
+            lambda device: backward_of_gather(torch.ones(3, 4, device=device)),
+            lambda device: trained(nn.Embedding(10, 3, sparse=True, device=device), torch.optim.SparseAdam),
+            lambda device: trained(nn.Embedding(10, 3, sparse=True).to(device), torch.optim.Adagrad),
+            lambda device: trained(nn.EmbeddingBag(10, 3, sparse=True, mode="sum", device=device), torch.optim.SGD),
+        ],
+    )
+    def test_results_do_not_depend_on_the_current_device(self, program: Callable[[str], Any]) -> None:
+        with fake_mode(gpu=2):
+            found = described(program("cuda:1"))
+            with torch.cuda.device(1):
+                assert found == described(program("cuda:1"))
+        assert all(tensor["device"].index == 1 for tensor in (found if isinstance(found, list) else [found]))
+
+    @pytest.mark.cases(1)
+    @pytest.mark.filterwarnings("ignore")
+    def test_samples_of_op_db_do_not_depend_on_the_current_device(self) -> None:
+        def run(*call: Any) -> Any:
+            op, arguments, kwargs = tree_map(on_other_device, call)
+            return outcome(lambda: described(op(*arguments, **kwargs)))
+
+        compared = 0
+        for call in samples(torch.sparse_coo):
+            with fake_mode(gpu=2):
+                found = run(*call)
+                with torch.cuda.device(1):
+                    assert found == run(*call)
+            compared += not isinstance(found, Raised)
+        assert compared > 10
 
     def test_carries_the_keys_of_the_device(self) -> None:
         with fake_mode(gpu=True):

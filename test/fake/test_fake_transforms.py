@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from common import RecordOperators, in_fake_mode
-from comparisons import metadata
+from comparisons import PROPERTIES, metadata
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import (
@@ -43,6 +44,10 @@ def real(*shape: int | nn.Module) -> Any:
 
 def fake(*shape: int | nn.Module) -> Any:
     return fake_like(real(*shape))
+
+
+def on_second_gpu(*shape: int | nn.Module) -> Any:
+    return fake_like(real(*shape), device="cuda:1")
 
 
 def per_sample_gradients(make: Make) -> Any:
@@ -87,8 +92,17 @@ def gradient_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
     return x.grad
 
 
-def recomputed(x: torch.Tensor) -> torch.Tensor:
-    return torch.utils.checkpoint.checkpoint(torch.sin, x * 2, use_reentrant=False)
+def recomputed(x: torch.Tensor, use_reentrant: bool = False) -> torch.Tensor:
+    return torch.utils.checkpoint.checkpoint(torch.sin, x * 2, use_reentrant=use_reentrant)
+
+
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().sum()
+
+
+def with_backward_hook(x: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    x.register_hook(hook)
+    return x
 
 
 TRANSFORMS: dict[str, Callable[[Make], Any]] = {
@@ -121,6 +135,31 @@ TRANSFORMS: dict[str, Callable[[Make], Any]] = {
     ),
     "autograd.Function": lambda make: gradient_of(Square.apply, make(3)),
     "checkpoint": lambda make: gradient_of(recomputed, make(3)),
+    "reentrant-checkpoint": lambda make: gradient_of(partial(recomputed, use_reentrant=True), make(3)),
+    "batched-gradients": lambda make: torch.autograd.grad(
+        (x := make(3).requires_grad_()).sin(), x, make(2, 3), is_grads_batched=True
+    ),
+    "backward-in-a-hook": lambda make: gradient_of(
+        lambda x: with_backward_hook(x * 2, lambda g: grad(sine)(g)), make(3)
+    ),
+    "backward-in-backward": lambda make: gradient_of(
+        lambda x: with_backward_hook(x * 2, torch.enable_grad()(partial(gradient_of, torch.sin))), make(3)
+    ),
+    "gradient-edge": lambda make: torch.autograd.grad(
+        (x := make(3).requires_grad_()).sin().sum(), torch.autograd.graph.get_gradient_edge(x)
+    ),
+    "from-gradient-edge": lambda make: torch.autograd.grad(
+        torch.autograd.graph.get_gradient_edge((x := make(3).requires_grad_()).sin().sum()), x
+    ),
+    "functional.jacobian": lambda make: torch.autograd.functional.jacobian(torch.sin, make(3), vectorize=True),
+    "functional.hessian": lambda make: torch.autograd.functional.hessian(sine, make(3)),
+    "vjp-with-aux": lambda make: vjp(lambda a: (a.sin(), a), make(3), has_aux=True)[1](make(3)),
+    "vjp-of-vjp": lambda make: vjp(lambda a: vjp(torch.sin, a)[1](a)[0], make(3))[1](make(3)),
+    "jvp-of-grad": lambda make: jvp(grad(sine), (make(3),), (make(3),)),
+    "grad-of-vmap": lambda make: grad(lambda a: vmap(torch.sin)(a).sum())(make(2, 3)),
+    "grad-of-functional_call": lambda make: grad(lambda w, m: functional_call(m, {"weight": w}, (make(2, 4),)).sum())(
+        make(4, 4), make(nn.Linear(4, 4))
+    ),
     "no_grad": lambda make: torch.no_grad()(torch.sin)(make(3).requires_grad_()),
 }
 
@@ -132,6 +171,17 @@ class TestTransforms:
         result = transform(fake)
         assert metadata(result) == metadata(transform(real))
         assert all(map(is_fake, pytree.tree_leaves(result)))
+
+    # On the second one, because the autograd engine switches devices.
+    @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+    @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+    def test_results_on_a_fake_gpu_are_those_of_the_cpu(self, transform: Callable[[Make], Any]) -> None:
+        wanted = metadata(transform(fake), PROPERTIES - {"device"})
+        with fake_mode(gpu=2), torch.device("cuda:1"):
+            result = transform(on_second_gpu)
+            assert torch.cuda.current_device() == 0
+        assert metadata(result, PROPERTIES - {"device"}) == wanted
+        assert {str(tensor.device) for tensor in pytree.tree_leaves(result)} == {"cuda:1"}
 
     def test_errors_of_vmap_are_its_own(self) -> None:
         with pytest.raises(RuntimeError, match="vmap: called random operation while in randomness error mode"):

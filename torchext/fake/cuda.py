@@ -264,8 +264,15 @@ def same_devices(count: int, gpu: int) -> Iterator[None]:
 
 
 def _may_be_fake(output: Any) -> bool:
-    """Return true if `output` is or contains a fake. With `loss_parallel()` the backward pass starts at a DTensor."""
-    if not isinstance(output, torch.Tensor) or _C.is_fake(output):
+    """Return true if `output` is or contains a fake.
+
+    In `torch.func` the backward pass starts at a wrapper, and with `loss_parallel()` at a DTensor.
+    """
+    if not isinstance(output, torch.Tensor):
+        return True
+    while torch._C._functorch.is_functorch_wrapped_tensor(output):
+        output = torch._C._functorch.get_unwrapped(output)
+    if _C.is_fake(output):
         return True
     inner = getattr(output, "__tensor_flatten__", None)
     if inner is None:

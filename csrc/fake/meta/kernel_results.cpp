@@ -5,6 +5,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/DimVector.h>
@@ -24,15 +25,15 @@ namespace torchext {
 
 using at::Tensor;
 using c10::IValue;
+using torch::jit::Stack;
 
 namespace {
 
 using Arguments = c10::ArrayRef<IValue>;
-using Results = std::vector<IValue>;
 
 // The storage of the result has an element for each of the broadcast inputs.
 template <std::size_t Reduction>
-void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
+void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Stack& results) {
   const Tensor& result = results[0].toTensor();
   if (arguments[Reduction].toInt() == at::Reduction::None || !isFake(result)) {
     return;
@@ -47,7 +48,7 @@ void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Results&
 
 // The result was like the first argument before it was resized (`col2im_cpu()`, `im2col_cuda()`), and storages do not
 // shrink.
-void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
+void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Stack& results) {
   const Tensor& first = arguments[0].toTensor();
   const Tensor& result = results[0].toTensor();
   const auto nbytes = static_cast<std::size_t>(first.numel() * static_cast<std::int64_t>(first.element_size()));
@@ -57,7 +58,7 @@ void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& 
 }
 
 // A periodic window is the start of a window with one more element (`kaiser_window()`, TensorFactories.cpp).
-void keepPeriod(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+void keepPeriod(const c10::OperatorHandle& op, Arguments arguments, Stack& results) {
   const Tensor& window = results[0].toTensor();
   const int periodic = findArgument(op.schema(), "periodic");
   const bool is_periodic = periodic < 0 || arguments[static_cast<std::size_t>(periodic)].toBool();
@@ -68,7 +69,7 @@ void keepPeriod(const c10::OperatorHandle& op, Arguments arguments, Results& res
 }
 
 // `log_sigmoid_forward_cuda()` saves nothing for the backward pass.
-void emptyBuffer(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/, Results& results) {
+void emptyBuffer(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/, Stack& results) {
   const Tensor& buffer = results[1].toTensor();
   if (isFake(buffer) && buffer.is_cuda()) {
     const FakeFactoriesGuard guard;
@@ -76,7 +77,7 @@ void emptyBuffer(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/, Res
   }
 }
 
-void moveStateOfGenerator(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+void moveStateOfGenerator(const c10::OperatorHandle& op, Arguments arguments, Stack& results) {
   const auto dropout = static_cast<std::size_t>(findArgument(op.schema(), "dropout_p"));
   if (arguments[dropout].toDouble() == 0 && !compat::applies("attention_state_on_cpu")) {
     return;
@@ -91,7 +92,7 @@ void moveStateOfGenerator(const c10::OperatorHandle& op, Arguments arguments, Re
 }
 
 // Attention weights are undefined unless they are requested (`native_multi_head_attention_cpu()`, attention.cpp).
-void dropWeights(const c10::OperatorHandle& /*op*/, Arguments arguments, Results& results) {
+void dropWeights(const c10::OperatorHandle& /*op*/, Arguments arguments, Stack& results) {
   constexpr std::size_t kNeedWeights = 10;
   if (!arguments[kNeedWeights].toBool()) {
     results[1] = Tensor{};
@@ -99,7 +100,7 @@ void dropWeights(const c10::OperatorHandle& /*op*/, Arguments arguments, Results
 }
 
 // Only oneDNN can compute the size of the workspace.
-void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Stack& results) {
   constexpr std::size_t kWorkspace = 3;
   const Tensor& output = results[0].toTensor();
   if (!c10::GradMode::is_enabled()) {
@@ -112,7 +113,7 @@ void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Results& 
   }
 }
 
-using Complete = void (*)(const c10::OperatorHandle& op, Arguments arguments, Results& results);
+using Complete = void (*)(const c10::OperatorHandle& op, Arguments arguments, Stack& results);
 
 const OperatorTable<Complete> completionOf{
     "have results that their Meta kernels do not describe completely",
@@ -129,7 +130,7 @@ const OperatorTable<Complete> completionOf{
 
 }  // namespace
 
-void completeResults(const c10::OperatorHandle& op, Arguments arguments, Results& results) {
+void completeResults(const c10::OperatorHandle& op, Arguments arguments, Stack& results) {
   if (const Complete complete = completionOf(op); complete != nullptr && !hasOut(op)) {
     complete(op, arguments, results);
   }

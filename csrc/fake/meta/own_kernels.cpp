@@ -4,6 +4,7 @@
 
 #include <ATen/AccumulateType.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -16,10 +17,9 @@ using at::Tensor;
 using c10::ArrayRef;
 using c10::IValue;
 using c10::OperatorHandle;
+using torch::jit::Stack;
 
 namespace {
-
-using Results = std::vector<IValue>;
 
 Tensor tensorOr(const IValue& value, const Tensor& other) {
   const Tensor tensor = value.isTensor() ? value.toTensor() : Tensor{};
@@ -32,29 +32,29 @@ Tensor forEachChannel(int64_t channels, const Tensor& like) {
 }
 
 // (input, eps) -> (mean, invstd)
-Results stats(ArrayRef<IValue> arguments) {
+Stack stats(ArrayRef<IValue> arguments) {
   const Tensor& input = arguments[0].toTensor();
   return {forEachChannel(input.size(1), input), forEachChannel(input.size(1), input)};
 }
 
 // (input, mean, invstd, ...) -> (mean, invstd). The argument `mean` has one row per process.
-Results gatherStats(ArrayRef<IValue> arguments) {
+Stack gatherStats(ArrayRef<IValue> arguments) {
   const Tensor& mean = arguments[1].toTensor();
   return {forEachChannel(mean.size(1), mean), forEachChannel(mean.size(1), mean)};
 }
 
 // (input, ...) -> output
-Results likeFirst(ArrayRef<IValue> arguments) {
+Stack likeFirst(ArrayRef<IValue> arguments) {
   return {at::empty_like(arguments[0].toTensor())};
 }
 
 // (grad_out, input, ...) -> grad_input
-Results likeSecond(ArrayRef<IValue> arguments) {
+Stack likeSecond(ArrayRef<IValue> arguments) {
   return {at::empty_like(arguments[1].toTensor())};
 }
 
 // (grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g) -> (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
-Results reduceBackward(ArrayRef<IValue> arguments) {
+Stack reduceBackward(ArrayRef<IValue> arguments) {
   const Tensor& mean = arguments[2].toTensor();
   const auto like = [](bool is_wanted, const Tensor& tensor) -> IValue {
     return is_wanted ? at::empty_like(tensor, c10::MemoryFormat::Contiguous) : Tensor{};
@@ -66,20 +66,20 @@ Results reduceBackward(ArrayRef<IValue> arguments) {
 }
 
 // (input_gates, hidden_gates, hx, ...) -> (hy, workspace). The workspace has five values per hidden unit (RNN.cu).
-Results gruCell(ArrayRef<IValue> arguments) {
+Stack gruCell(ArrayRef<IValue> arguments) {
   const Tensor& hx = arguments[2].toTensor();
   return {at::empty_like(hx, c10::MemoryFormat::Contiguous), at::empty({hx.size(0), hx.size(1) * 5}, hx.options())};
 }
 
 // (input_gates, hidden_gates, cx, ...) -> (hy, cy, workspace). PyTorch's Meta kernel fails without biases.
-Results lstmCell(ArrayRef<IValue> arguments) {
+Stack lstmCell(ArrayRef<IValue> arguments) {
   const Tensor& cx = arguments[2].toTensor();
   return {at::empty_like(cx, c10::MemoryFormat::Contiguous), at::empty_like(cx, c10::MemoryFormat::Contiguous),
           at::empty_like(arguments[0].toTensor(), c10::MemoryFormat::Contiguous)};
 }
 
 // (grad_hy, workspace, has_bias) -> (grad_input_gates, grad_hidden_gates, grad_hx, grad_input_bias, grad_hidden_bias)
-Results gruCellBackward(ArrayRef<IValue> arguments) {
+Stack gruCellBackward(ArrayRef<IValue> arguments) {
   const Tensor& grad = arguments[0].toTensor();
   const auto batch = grad.size(0);
   const auto gates = grad.size(1) * 3;
@@ -89,7 +89,7 @@ Results gruCellBackward(ArrayRef<IValue> arguments) {
 }
 
 // (input, grid) -> output
-Results sampleGrid(ArrayRef<IValue> arguments) {
+Stack sampleGrid(ArrayRef<IValue> arguments) {
   const Tensor& input = arguments[0].toTensor();
   const Tensor& grid = arguments[1].toTensor();
   constexpr int64_t kMostChannels = 1024;
@@ -100,17 +100,17 @@ Results sampleGrid(ArrayRef<IValue> arguments) {
 }
 
 // (input, grid, grad_output) -> (grad_input, grad_grid)
-Results sampleGridBackward(ArrayRef<IValue> arguments) {
+Stack sampleGridBackward(ArrayRef<IValue> arguments) {
   const auto gradientOf = [](const Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options()); };
   return {gradientOf(arguments[0].toTensor()), gradientOf(arguments[1].toTensor())};
 }
 
 // Fake CUDA devices use PyTorch's own kernels, not those of cuDNN or MIOpen.
-Results no(ArrayRef<IValue> /*arguments*/) {
+Stack no(ArrayRef<IValue> /*arguments*/) {
   return {false};
 }
 
-using OwnKernel = Results (*)(ArrayRef<IValue> arguments);
+using OwnKernel = Stack (*)(ArrayRef<IValue> arguments);
 
 const OperatorTable<OwnKernel> ownKernelOf{"only have CUDA kernels",
                                            {{stats, {"aten::batch_norm_stats"}},
@@ -136,7 +136,7 @@ bool hasOwnKernel(const OperatorHandle& op) {
 
 void callOwnKernel(const OperatorHandle& op, torch::jit::Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
-  Results results = ownKernelOf(op)(topOf(stack, count));
+  Stack results = ownKernelOf(op)(topOf(stack, count));
   torch::jit::drop(stack, count);
   for (IValue& result : results) {
     torch::jit::push(stack, std::move(result));

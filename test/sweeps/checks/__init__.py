@@ -3,6 +3,7 @@
 from sweeps.checks import (
     autocast,
     deferred,
+    devices,
     fakes,
     forward_ad,
     inference,
@@ -15,6 +16,7 @@ from sweeps.checks import (
 __all__ = [
     "autocast",
     "deferred",
+    "devices",
     "fakes",
     "forward_ad",
     "inference",

@@ -15,7 +15,9 @@
 #include "../../cache/call_key.h"
 #include "../../cache/metadata_cache.h"
 #include "../../cache/result_recipe.h"
+#include "../../calls/device_index.h"
 #include "../../calls/errors.h"
+#include "../../calls/op_traits.h"
 #include "../../calls/recording.h"
 #include "../../cuda/fake_cuda.h"
 #include "../../meta/meta_call.h"
@@ -206,6 +208,7 @@ class SparseCall {
   bool prefersRemedy() const;
   void callCached(Stack& stack) const;
   bool callKernel(Stack& stack) const;
+  void callOnCpuCopies(Stack& stack) const;
   bool isForeign() const;
   bool hasOwnKernelOn(c10::DeviceType device) const;
   DispatchKey keyOn(c10::DeviceType device) const;
@@ -248,6 +251,7 @@ void SparseCall::check() const {
 void SparseCall::run(Stack& stack) const {
   makeArgumentsFake(op_, stack);
   const FakeFactoriesGuard guard;
+  const OnDevice on_device{device_};
   if (prefersRemedy()) {
     applyRemedy(op_, stack);
   } else if (hasRemedyForElements(op_, arguments())) {
@@ -301,7 +305,7 @@ void SparseCall::callCached(Stack& stack) const {
   }
 }
 
-// Returns false if a remedy has made the results.
+// Returns false if a remedy or copies on the CPU have made the results.
 bool SparseCall::callKernel(Stack& stack) const {
   const Stack called = arguments().vec();
   const GeometryOfWritten geometry{op_, called};
@@ -321,19 +325,30 @@ bool SparseCall::callKernel(Stack& stack) const {
       throw;
     }
   } catch (const c10::Error& error) {
-    if (isForeign() && isInternalAssert(error)) {  // CPU kernels refuse tensors on other devices this way
+    const bool is_refused = isForeign() && isInternalAssert(error);  // CPU kernels refuse other devices this way
+    if (is_refused && !declaresNoSharing(op_)) {
       refuseDevice(error);
     }
-    if (!isNoDataError(error)) {
+    if (!is_refused && !isNoDataError(error)) {
       throw;
     }
     put_arguments_back();
+    if (is_refused) {
+      callOnCpuCopies(stack);
+      return false;
+    }
     if (!hasRemedy(op_, called)) {
       refuseToReadMemory();
     }
   }
   applyRemedy(op_, stack);
   return false;
+}
+
+void SparseCall::callOnCpuCopies(Stack& stack) const {
+  mapTensors(stack, op_.schema().arguments().size(), [](const Tensor& tensor) { return tensor.to(c10::kCPU); });
+  op_.redispatchBoxed(c10::DispatchKeySet{keyOn(c10::kCPU)}, &stack);
+  mapTensors(stack, op_.schema().returns().size(), [this](const Tensor& tensor) { return tensor.to(device_); });
 }
 
 DispatchKey SparseCall::keyOn(c10::DeviceType device) const {

@@ -8,6 +8,7 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../../torch_internals/open_tensor_impl.h"
+#include "../../calls/device_index.h"
 #include "../../storage/fake_factories.h"
 
 namespace torchext {
@@ -54,6 +55,7 @@ DispatchKeySet keysOf(const Tensor& like, const Tensor& values) {
 
 Tensor makeCoo(const Tensor& like, const SparseTensorImpl& form, at::ArrayRef<Tensor> members) {
   const Tensor& values = members.back();
+  const OnDevice on_device{values.device()};  // the constructor takes the current one
   auto impl = c10::make_intrusive<SparseTensorImpl>(keysOf(like, values), values.dtype());
   impl->raw_resize_(form.sparse_dim(), form.dense_dim(), form.sizes());
   impl->set_indices_and_values_unsafe(members.front(), values);
