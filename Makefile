@@ -81,6 +81,8 @@ ci: test rest ## Everything that CI proves
 
 rest: package docs ## What `make ci` adds to `make test`: the packages, the documentation, all other tests, and the examples
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --tier rest
+	@# The everyday tests of arithmetic again, now on the optimized libraries of the wheel.
+	$(PYTHON) -m pytest test/fills test/deferred_init/random -n $(JOBS) --dist worksteal --tier everyday
 	$(MAKE) --no-print-directory examples
 
 check: lint typecheck size build ## After a change: lint, type checks and quick tests

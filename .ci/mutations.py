@@ -37,10 +37,8 @@ LEAST_SHARE = 0.5  # of the changed lines of code, to be found
 LEAST_EVERY_DAY = 0.9  # of the mutants, to be found by the everyday tests
 BUILD_LIMIT, TEST_LIMIT = 7200.0, 1500.0  # seconds. Tests may also take three times as long as on HEAD
 HUNG, NO_TESTS_COLLECTED = "hung", 5  # the second is pytest's exit code
-# Tests of texts and of the sources, which detect reverts without observing the defect, and of the everyday suite.
-NOT_OF_THE_CODE = [
-    f"--ignore=test/package/test_{name}.py" for name in ("api", "docs", "prose", "rooms", "site", "tiers")
-]
+# These test texts, the sources and the suite, so that they may detect a revert without observing the defect.
+NOT_OF_THE_CODE = [f"test/package/test_{name}.py" for name in ("api", "docs", "prose", "rooms", "site", "tiers")]
 TIERS = EVERYDAY, REST = ("everyday", "rest")  # `--tier`: test/tiers.py
 MISSED, DRAWN_AGAIN = "not found", "drawn again"
 
@@ -86,9 +84,10 @@ class Copy:
         return self.git("diff", "-U12", "--histogram", f"{commit}^", commit, "--", "csrc", "torchext")
 
     def touched_tests(self, commit: str) -> list[str]:
-        """Return the test files that a commit changed and that still exist."""
+        """Return the test files that a commit changed, that still exist, and that observe the code."""
         names = self.git("diff", "--name-only", f"{commit}^", commit, "--", "test").split()
-        return [name for name in names if Path(name).match("test_*.py") and (self.root / name).exists()]
+        names = [name for name in names if Path(name).match("test_*.py") and name not in NOT_OF_THE_CODE]
+        return [name for name in names if (self.root / name).exists()]
 
     def can_build(self, folder: Path) -> bool:
         """Compile and import. Return whether both succeed."""
@@ -98,7 +97,8 @@ class Copy:
 
     def failure(self, tests: Sequence[str], tier: str, output: Path) -> str:
         """Run tests. Return the first that fails, or another reason for a failure, or nothing."""
-        options = [*NOT_OF_THE_CODE, "-qx", f"-n{self._jobs}", "--dist=worksteal", f"--tier={tier}", *self._arguments]
+        ignored = [f"--ignore={name}" for name in NOT_OF_THE_CODE]
+        options = [*ignored, "-qx", f"-n{self._jobs}", "--dist=worksteal", f"--tier={tier}", *self._arguments]
         code = self._run([self._python, "-m", "pytest", *tests, *options], output, self.limits.get(tier))
         if code in (0, NO_TESTS_COLLECTED):
             return ""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
-# The numbers of lines of code before and after a block that must match. The first that are found decide.
+# The numbers of lines of code before and after a block that must match. The first pair that matches a place is used.
 CONTEXTS = ((2, 2), (2, 1), (1, 2), (1, 1), (2, 0), (0, 2), (1, 0), (0, 1), (0, 0))
 LEAST_CHARACTERS = 30  # of the lines that must match: `} else {` identifies no place
 

@@ -83,6 +83,7 @@ def pytest_collection_finish() -> None:
     cut_fixed_costs()
 
 
+pytest_sessionstart = cpu_times.pytest_sessionstart
 pytest_runtest_makereport = cpu_times.pytest_runtest_makereport
 pytest_runtest_logreport = cpu_times.pytest_runtest_logreport
 

@@ -17,10 +17,18 @@ import processes
 import pytest
 import tiers
 
-__all__ = ["RECORD", "budget", "pytest_addoption", "pytest_runtest_logreport", "pytest_runtest_makereport"]
+__all__ = [
+    "RECORD",
+    "budget",
+    "pytest_addoption",
+    "pytest_runtest_logreport",
+    "pytest_runtest_makereport",
+    "pytest_sessionstart",
+]
 __all__ += ["pytest_terminal_summary"]
 
 SLOWEST = 30
+BEFORE_TESTS = "imports, collection and the first part of the first test, in all processes"
 RECORD = Path(__file__).parents[1] / "build" / "everyday_cpu_time.json"
 
 _by_test: defaultdict[str, float] = defaultdict(float)
@@ -40,14 +48,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     global _latest
     report = yield
     now = _now()
-    report.cpu_seconds = now - (_latest or now)  # type: ignore[attr-defined]
+    report.cpu_seconds = (BEFORE_TESTS, now) if not _latest else (report.nodeid, now - _latest)  # type: ignore[attr-defined]
     _latest = now
     return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count the time of a part of a test."""
-    _by_test[report.nodeid] += getattr(report, "cpu_seconds", 0.0)
+    name, seconds = getattr(report, "cpu_seconds", (report.nodeid, 0.0))
+    _by_test[name] += seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,10 +72,16 @@ def budget(config: pytest.Config) -> float:
     return float(config.getini("everyday_cpu_seconds"))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remove the record of an earlier run, which may have been of other sources."""
+    if tiers.is_whole_everyday_suite(session.config):
+        RECORD.unlink(missing_ok=True)
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Record the time of the everyday suite if it passed. Print the tables if they are wanted."""
+    """Record the time of the everyday suite if it passed. Print the tables if requested."""
     total = sum(_by_test.values())
     is_everyday = exitstatus == pytest.ExitCode.OK and tiers.is_whole_everyday_suite(config)
     if is_everyday:

@@ -24,7 +24,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-__all__ = ["amount", "chosen", "files_without_everyday_tests", "is_long", "is_whole_everyday_suite"]
+__all__ = ["amount", "chosen", "files_without_everyday_tests", "is_long", "is_whole_everyday_suite", "is_whole_suite"]
 
 Value = TypeVar("Value")
 
@@ -49,13 +49,18 @@ def is_long() -> bool:
     return _Run.is_long
 
 
-def is_whole_everyday_suite(config: pytest.Config) -> bool:
-    """Return true if this run has all everyday tests and no others."""
+def is_whole_suite(config: pytest.Config) -> bool:
+    """Return true if this run has all tests of its tier."""
     options = config.option
     is_narrowed = (
         options.keyword or options.markexpr or options.deselect or options.ignore or getattr(options, "lf", False)
     )
-    return _Run.tier == EVERYDAY and not is_narrowed and [Path(one).name for one in config.args] == ["test"]
+    return not is_narrowed and [Path(one).name for one in config.args] == ["test"]
+
+
+def is_whole_everyday_suite(config: pytest.Config) -> bool:
+    """Return true if this run has all everyday tests and no others."""
+    return _Run.tier == EVERYDAY and is_whole_suite(config)
 
 
 def files_without_everyday_tests() -> frozenset[Path]:
@@ -112,7 +117,10 @@ def _names_tests(config: pytest.Config) -> bool:
 
 
 def _commit(folder: Path) -> str:
-    run = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=folder, capture_output=True, text=True)
+    try:
+        run = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError:  # git is not installed
+        return "no commit"
     return run.stdout.strip() or "no commit"
 
 

@@ -65,7 +65,7 @@ DTYPES = (None, BF16, FP16, FP32, FP64, torch.int8, torch.complex64)
 IS_ENABLED = (True, False)
 REGION_ARGUMENTS = [
     *itertools.product(DEVICE_TYPES, DTYPES, IS_ENABLED, [None], [None]),
-    *covering_array(DEVICE_TYPES, DTYPES, IS_ENABLED, [True, False], ["disabled", "uncached", "float32"]),
+    *covering_array(DEVICE_TYPES, DTYPES, IS_ENABLED, [None, True, False], [None, "disabled", "uncached", "float32"]),
 ]
 
 

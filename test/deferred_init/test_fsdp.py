@@ -20,7 +20,6 @@ def test_fully_sharded_data_parallel_has_the_parameters_of_the_eager_module(name
     run_program(PROGRAMS, name)
 
 
-@pytest.mark.ci
 def test_every_shard_of_fully_shard_is_that_of_the_eager_module() -> None:
     run_program(PROGRAMS, "fully_shard")
 

@@ -1,4 +1,4 @@
-"""Visits of operators: the samples of `op_db` and their eager results, made once, and the checks that use them.
+"""Visits of operators: the samples of `op_db`, made once, and the checks that use them.
 
 A check is a function of a `Visit` with the decorator `check`, in a file of `checks`. `test_operators.py` calls each
 check with the samples of each operator and dtype.
@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torchext.tools.torch_release import TORCH_RELEASE
+
 __all__ = [
     "CHECKS",
     "UNINITIALIZED",
@@ -28,6 +30,7 @@ __all__ = [
     "OnTensor",
     "Visit",
     "check",
+    "concerning",
     "failures",
     "full_name",
     "gradients",
@@ -179,6 +182,7 @@ class Check:
     samples: Counts
     devices: tuple[str, ...]
     concerns: Callable[[OpInfo], bool]
+    release: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -199,6 +203,7 @@ def check(
     dtypes: tuple[torch.dtype, ...] = (torch.float32,),
     devices: tuple[str, ...] = ("cpu",),
     concerns: Callable[[OpInfo], bool] = lambda op: True,
+    release: tuple[int, int] | None = None,
 ) -> Callable[[Callable[[Visit], None]], Callable[[Visit], None]]:
     """Register a check of all operators. It raises if the property does not hold.
 
@@ -207,10 +212,11 @@ def check(
         dtypes: The dtypes of the samples.
         devices: The devices of the samples.
         concerns: Returns whether to check an operator.
+        release: The only PyTorch release to check, because Meta kernels differ between releases.
     """
 
     def register(function: Callable[[Visit], None]) -> Callable[[Visit], None]:
-        CHECKS.append(Check(function, dtypes, Counts(*samples), devices, concerns))
+        CHECKS.append(Check(function, dtypes, Counts(*samples), devices, concerns, release))
         return function
 
     return register
@@ -247,9 +253,14 @@ def is_deterministic(visit: Visit) -> bool:
     return True
 
 
+def concerning(op: OpInfo, dtype: torch.dtype, device: str, checks: Iterable[Check] = CHECKS) -> list[Check]:
+    """Return the checks that concern an operator."""
+    return [one for one in checks if dtype in one.dtypes and device in one.devices and one.concerns(op)]
+
+
 def failures(op: OpInfo, dtype: torch.dtype, device: str, checks: Iterable[Check] = CHECKS) -> list[Failure]:
     """Run the checks that concern an operator on its samples, and return those that do not hold."""
-    wanted = [one for one in checks if dtype in one.dtypes and device in one.devices and one.concerns(op)]
+    wanted = [one for one in concerning(op, dtype, device, checks) if one.release in (None, TORCH_RELEASE)]
     if not wanted:
         return []
     found = []
@@ -259,7 +270,7 @@ def failures(op: OpInfo, dtype: torch.dtype, device: str, checks: Iterable[Check
         samples = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
         visits = [Visit(op, dtype, device, sample) for sample in samples]
         with kept_threads():
-            if visits and not is_deterministic(visits[0]):
+            if not all(map(is_deterministic, spread(visits, 4))):
                 torch.set_num_threads(1)
             for one in wanted:
                 for visit in one.visits(visits):

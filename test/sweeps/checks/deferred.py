@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
-from torchext.tools.torch_release import TORCH_RELEASE
 
 __all__ = ["WAYS", "Function", "assert_same_values", "differentiable", "weighted"]
 
@@ -38,8 +37,7 @@ def is_reproducible(op: OpInfo) -> bool:
 # ---- Results.
 
 
-# Meta kernels differ between releases.
-@check(samples=(1, 3, 3), concerns=lambda op: is_reproducible(op) and TORCH_RELEASE == (2, 13))
+@check(samples=(1, 3, 3), concerns=is_reproducible, release=(2, 13))
 def constructor_that_calls_it_is_exact(visit: Visit) -> None:
     def run() -> list[Any]:
         return tree_leaves(visit.arguments(lambda tensor: leaf(tensor.detach())).call(visit.op))

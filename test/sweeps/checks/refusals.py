@@ -10,9 +10,6 @@ from collections.abc import Iterable
 
 from refusals import Call, Difference, call_of, compare, enlarged, error_calls_of, layouts, mutations
 from sweeps.operators import Visit, check, full_name, same_storage_copy
-from torch.testing._internal.opinfo.core import OpInfo
-
-from torchext.tools.torch_release import TORCH_RELEASE
 
 VALUES = "reads values before it checks the rest, or its kernel expects values that no stand-in has"
 LOOSE = "the real kernel does not check what the Meta kernel does"
@@ -78,11 +75,6 @@ SLOW_WHEN_LARGE = {"matrix_exp", "cdist", "chunk", "split", "tensor_split", "unb
 SLOW_WHEN_LARGE |= {"expand_copy", "nn.functional.pdist", "max_pool2d_with_indices_backward", "lu_unpack"}
 
 
-def is_compared(op: OpInfo) -> bool:
-    """The table is that of one release."""
-    return TORCH_RELEASE == (2, 13)
-
-
 def unchanged(visit: Visit) -> Call:
     """Return the call of a sample, without gradients."""
     return call_of(visit.op, *visit.arguments(lambda tensor: same_storage_copy(tensor.detach())))
@@ -96,27 +88,27 @@ def allowed(visit: Visit) -> set[str]:
     return DIFFERENCES.get(visit.name, (set(), ""))[0]
 
 
-@check(samples=(1, 3, 3), concerns=is_compared)
+@check(samples=(1, 3, 3), release=(2, 13))
 def results_are_laid_out_as_real_ones(visit: Visit) -> None:
     if visit.is_strided:
         assert differences(layouts(unchanged(visit))) == []
 
 
-@check(samples=(0, 0, 1), concerns=is_compared)
+@check(samples=(0, 0, 1), release=(2, 13))
 def calls_that_pytorchs_tests_expect_to_raise_do(visit: Visit) -> None:
     found = differences(error_calls_of(visit.op))
     assert [one for one in found if one.kind not in allowed(visit)] == []
 
 
 # PyTorch crashes when there are too few pivots.
-@check(samples=(0, 0, 2), concerns=lambda op: is_compared(op) and op.name != "lu_unpack")
+@check(samples=(0, 0, 2), concerns=lambda op: op.name != "lu_unpack", release=(2, 13))
 def samples_with_one_argument_changed_are_refused_as_real_ones(visit: Visit) -> None:
     if visit.is_strided:
         found = differences(mutations(unchanged(visit)))
         assert {one.kind for one in found} <= allowed(visit), found
 
 
-@check(samples=(0, 0, 2), concerns=lambda op: is_compared(op) and full_name(op) not in SLOW_WHEN_LARGE)
+@check(samples=(0, 0, 2), concerns=lambda op: full_name(op) not in SLOW_WHEN_LARGE, release=(2, 13))
 def large_samples_are_refused_and_laid_out_as_real_ones(visit: Visit) -> None:
     if visit.is_strided:
         for large in enlarged(unchanged(visit)):
