@@ -18,8 +18,8 @@ def covering_array(*values: Sequence[object]) -> list[tuple[object, ...]]:
 def parametrize_pairs(**values: Sequence[object]) -> pytest.MarkDecorator:
     """Parametrize a test whose three or more parameters are independent by a covering array.
 
-    The cases detect every defect that depends on at most two parameters, as the product would. A product of two parameters is
-    its own covering array: mark such a test as `cases`.
+    The cases detect every defect that depends on at most two parameters, as the product would. A product of two
+    parameters is its own covering array: mark such a test as `cases`.
     """
     cases = covering_array(*values.values())
     return pytest.mark.parametrize(tuple(values), cases, ids=["-".join(map(str, case)) for case in cases])

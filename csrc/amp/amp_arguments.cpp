@@ -11,11 +11,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 // Autocast never casts double, and float32 is clean.

@@ -19,12 +19,8 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 

@@ -8,10 +8,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 void forEachResult(const OperatorHandle& op, const Stack& stack, TensorVisitor visit) {

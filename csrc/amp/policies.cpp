@@ -14,13 +14,10 @@
 namespace torchext {
 
 using at::ScalarType;
-using at::Tensor;
 using c10::DeviceType;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
 using c10::OperatorName;
-using torch::jit::Stack;
 
 namespace {
 

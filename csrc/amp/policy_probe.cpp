@@ -22,13 +22,9 @@
 namespace torchext {
 
 using at::ScalarType;
-using at::Tensor;
 using c10::DeviceType;
 using c10::DispatchKeySet;
-using c10::IValue;
-using c10::OperatorHandle;
 using c10::TypeKind;
-using torch::jit::Stack;
 
 namespace {
 

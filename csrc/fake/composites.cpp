@@ -40,11 +40,8 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 
@@ -162,27 +159,6 @@ void tensorSplitKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* sta
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
-void localScalarKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
-  const bool calls_fake_directly = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
-                                   !self.key_set().has(DispatchKey::DeferredInit) && isSmall(self);
-  op.redispatchBoxed(calls_fake_directly ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
-}
-
-// `record_stream` only has a CUDA kernel, which looks up the block of the caching allocator by its address.
-void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-references): the schema's
-  visitAllocation(self.storage(),
-                  [&stream](void* allocation) { memoryCounter()->recordStream(allocation, stream.id()); });
-}
-
-// Returns the kernel that attention would choose. The kernels below choose by the device of their arguments and read no
-// memory, so they receive the fakes. Meta shadows do not have the claimed device.
-void sdpChoiceKernel(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* stack) {
-  const Tensor& query = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
-  op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
-}
-
 // While an instance exists, the fakes among the outputs of a call appear to have no memory (`isTensorSubclassLike()`),
 // so that `at::native::resize_output()` calls the operator `resize_`. Otherwise it would allocate memory directly for a
 // tensor on the CPU, which fails after the tensor has got its new sizes.
@@ -216,6 +192,50 @@ class ResizableOutputs {
   std::vector<Tensor> outputs_;
 };
 
+void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
+  const ResizableOutputs outputs{op, *stack};
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+// On the CPU, `one_hot()` reads values to compare them with the number of classes. Otherwise this does the same as it.
+void oneHotKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Tensor self = torch::jit::peek(*stack, 0, 2).toTensor();
+  const int64_t classes = torch::jit::peek(*stack, 1, 2).toInt();
+  const bool is_known = isFake(self) && hasValue(self) && kindOf(self) == ValueKind::kKnown;
+  const bool reads = isUndeferredFake(self) && self.is_cpu() && !is_known && classes != -1;
+  if (!reads || self.numel() == 0 || self.scalar_type() != c10::kLong) {
+    callWithFactoriesOfCall(op, keys, stack);
+    return;
+  }
+  TORCH_CHECK(classes > 0, "Class values must be smaller than num_classes.");
+  std::vector<int64_t> sizes = self.sizes().vec();
+  sizes.push_back(classes);
+  torch::jit::drop(*stack, 2);
+  torch::jit::push(*stack, self.new_zeros(sizes).scatter_(-1, self.unsqueeze(-1), 1));
+}
+
+// `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
+void localScalarKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const bool calls_fake_directly = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
+                                   !self.key_set().has(DispatchKey::DeferredInit) && isSmall(self);
+  op.redispatchBoxed(calls_fake_directly ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
+}
+
+// `record_stream` only has a CUDA kernel, which looks up the block of the caching allocator by its address.
+void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-references): the schema's
+  visitAllocation(self.storage(),
+                  [&stream](void* allocation) { memoryCounter()->recordStream(allocation, stream.id()); });
+}
+
+// Returns the kernel that attention would choose. The kernels below choose by the device of their arguments and read no
+// memory, so they receive the fakes. Meta shadows do not have the claimed device.
+void sdpChoiceKernel(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* stack) {
+  const Tensor& query = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
+}
+
 void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
   torch::jit::drop(stack, op.schema().arguments().size());
   torch::jit::push(stack, answer);
@@ -224,13 +244,11 @@ void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
 // Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
 // `svd_backward()`). For fakes it is assumed not to.
 void allcloseKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (isInGradientFormula() && hasTensor(topOf(*stack, op.schema().arguments().size()), isUndeferredFake)) {
-    replaceArguments(op, *stack, true);
-    return;
-  }
   const auto arguments = topOf(*stack, op.schema().arguments().size());
   if (hasTensor(arguments, isUndeferredFake)) {
-    if (const auto answer = assumeEqual(op, arguments[0].toTensor(), arguments[1].toTensor())) {
+    const auto answer =
+        isInGradientFormula() ? std::optional{true} : assumeEqual(op, arguments[0].toTensor(), arguments[1].toTensor());
+    if (answer) {
       replaceArguments(op, *stack, *answer);
       return;
     }
@@ -238,29 +256,15 @@ void allcloseKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// `torch.nn.TransformerEncoder` calls this to decide whether to drop masked elements with a nested tensor, which has no
-// fakes. Otherwise it computes results of the same shape with the mask.
-void nestedMaskKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+// Answers two questions. `torch.nn.TransformerEncoder` asks whether to drop masked elements with a nested tensor, which
+// has no fakes; otherwise it computes results of the same shape with the mask. Recurrent networks ask whether cuDNN is
+// acceptable before they compare addresses of weights with those of its buffer (ATen's `try_get_weight_buf()`);
+// PyTorch's own kernels are used instead, as on fake devices.
+void falseForFakesKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (hasTensor(topOf(*stack, op.schema().arguments().size()), isUndeferredFake)) {
     replaceArguments(op, *stack, false);
     return;
   }
-  op.redispatchBoxed(keys & kBelowComposites, stack);
-}
-
-// Recurrent networks call this before they compare addresses of weights with those of cuDNN's buffer (ATen's
-// `try_get_weight_buf()`). PyTorch's own kernels are used instead of cuDNN's, as on fake devices.
-void cudnnAcceptableKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isUndeferredFake)) {
-    replaceArguments(op, *stack, false);
-    return;
-  }
-  op.redispatchBoxed(keys & kBelowComposites, stack);
-}
-
-void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
-  const ResizableOutputs outputs{op, *stack};
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
@@ -404,14 +408,16 @@ void registerComposites(torch::Library& library) {
   library.impl("ctc_loss.Tensor", torch::CppFunction::makeFromBoxedFunction<&translated<&ctcLossKernel>>());
   library.impl("tensor_split.tensor_indices_or_sections",
                torch::CppFunction::makeFromBoxedFunction<&translated<&tensorSplitKernel>>());
-  library.impl("cudnn_is_acceptable", torch::CppFunction::makeFromBoxedFunction<&cudnnAcceptableKernel>());
+  library.impl("cudnn_is_acceptable", torch::CppFunction::makeFromBoxedFunction<&falseForFakesKernel>());
   library.impl("_pad_packed_sequence", torch::CppFunction::makeFromBoxedFunction<&translated<&padPackedKernel>>());
   for (const char* name :
        {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence_backward"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&recurrentKernel>>());
   }
+  library.impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&oneHotKernel>());
   library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&allcloseKernel>());
-  library.impl("_nested_tensor_from_mask_left_aligned", torch::CppFunction::makeFromBoxedFunction<&nestedMaskKernel>());
+  library.impl("_nested_tensor_from_mask_left_aligned",
+               torch::CppFunction::makeFromBoxedFunction<&falseForFakesKernel>());
   for (const char* name : {"meshgrid", "meshgrid.indexing"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&meshgridKernel>());
   }

@@ -45,12 +45,8 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 
@@ -150,7 +146,8 @@ void FakeCall::run() {
   if (!isRecording()) {  // the recorder records draws itself
     draws.emplace(op_, stack_);
   }
-  const IValue written = has_fake_ && writesForeach(op_) ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
+  const bool writes = has_fake_ && writesForeach(op_) && !kernelForSeveralDevices(op_, arguments());
+  const IValue written = writes ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
   const bool may_be_cached = has_fake_ || isFakeMode();
   if (!may_be_cached || readsKnownValues() || !tryCached(key)) {
     carryOut(decide(), &key);
@@ -292,6 +289,9 @@ std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
     return composite;
   }
   if (const auto kernel = kernelForZeroTensors(op_, arguments())) {
+    return kernel;
+  }
+  if (const auto kernel = kernelForSeveralDevices(op_, arguments())) {
     return kernel;
   }
   return isRecording() ? std::nullopt : composedKernelOnCuda(op_, arguments());

@@ -19,10 +19,7 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::OperatorHandle;
 using c10::TensorImpl;
-using torch::jit::Stack;
 
 namespace {
 

@@ -26,8 +26,6 @@ namespace torchext {
 
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 

@@ -7,10 +7,7 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 

@@ -29,10 +29,7 @@
 
 namespace torchext {
 
-using c10::ArrayRef;
 using c10::Device;
-using c10::IValue;
-using c10::OperatorHandle;
 
 namespace {
 

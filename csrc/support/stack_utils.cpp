@@ -8,9 +8,6 @@
 
 namespace torchext {
 
-using c10::IValue;
-using torch::jit::Stack;
-
 namespace {
 
 bool holdsTensor(const IValue& value) {

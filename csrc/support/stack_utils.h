@@ -11,38 +11,49 @@
 #include <ATen/core/stack.h>
 #include <c10/util/FunctionRef.h>
 
+namespace c10 {
+class OperatorHandle;
+}
+
 namespace torchext {
 
-using TensorVisitor = c10::function_ref<void(const at::Tensor&)>;
-using TensorPredicate = c10::function_ref<bool(const at::Tensor&)>;
-using TensorMapper = c10::function_ref<at::Tensor(const at::Tensor&)>;
+// The names of PyTorch in functions on boxed calls.
+using at::Tensor;
+using c10::ArrayRef;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+using TensorVisitor = c10::function_ref<void(const Tensor&)>;
+using TensorPredicate = c10::function_ref<bool(const Tensor&)>;
+using TensorMapper = c10::function_ref<Tensor(const Tensor&)>;
 
 // Returns the last `count` values of `stack`.
-inline c10::ArrayRef<c10::IValue> topOf(const torch::jit::Stack& stack, std::size_t count) {
-  return c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - count);
+inline ArrayRef<IValue> topOf(const Stack& stack, std::size_t count) {
+  return ArrayRef<IValue>(stack).slice(stack.size() - count);
 }
 
 // Calls `visit` for each defined tensor in `value`, in order: plain tensors, lists of tensors, lists of optional
 // tensors, tuples and dictionaries of those.
-void forEachTensor(const c10::IValue& value, TensorVisitor visit);
+void forEachTensor(const IValue& value, TensorVisitor visit);
 
 // The same for several values, and for the last `count` values of `stack`.
-void forEachTensor(c10::ArrayRef<c10::IValue> values, TensorVisitor visit);
-void forEachTensor(const torch::jit::Stack& stack, std::size_t count, TensorVisitor visit);
+void forEachTensor(ArrayRef<IValue> values, TensorVisitor visit);
+void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit);
 
 // Returns true if `is_wanted` returns true for one of the defined tensors in `value`, or in `values`.
-bool hasTensor(const c10::IValue& value, TensorPredicate is_wanted);
-bool hasTensor(c10::ArrayRef<c10::IValue> values, TensorPredicate is_wanted);
+bool hasTensor(const IValue& value, TensorPredicate is_wanted);
+bool hasTensor(ArrayRef<IValue> values, TensorPredicate is_wanted);
 
 // Returns true if `is_wanted` returns true for all defined tensors in `values`.
-bool allTensors(c10::ArrayRef<c10::IValue> values, TensorPredicate is_wanted);
+bool allTensors(ArrayRef<IValue> values, TensorPredicate is_wanted);
 
 // Returns `value` with each defined tensor replaced by the tensor that `map` returns for it. Compound values that hold
 // tensors are rebuilt, never changed in place, since the operator's caller may also hold them.
-c10::IValue mapTensors(const c10::IValue& value, TensorMapper map);
+IValue mapTensors(const IValue& value, TensorMapper map);
 
 // The same for the last `count` values of `stack`, in place.
-void mapTensors(torch::jit::Stack& stack, std::size_t count, TensorMapper map);
+void mapTensors(Stack& stack, std::size_t count, TensorMapper map);
 
 // Returns the position in the schema of the argument called `name`, or -1.
 int findArgument(const c10::FunctionSchema& schema, const char* name);

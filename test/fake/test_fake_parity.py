@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,8 +18,15 @@ from sweeps.checks import fakes
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo
+from torch.testing._internal.common_methods_invocations import (
+    foreach_binary_op_db,
+    foreach_other_op_db,
+    foreach_pointwise_op_db,
+    foreach_reduce_op_db,
+    foreach_unary_op_db,
+    op_db,
+)
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
@@ -302,6 +310,47 @@ def test_foreach_copy_moves_between_devices() -> None:
         to = [torch.zeros(2), torch.zeros(3)]
         torch._foreach_copy_(to, [torch.ones(2, device="cuda"), torch.ones(3, device="cuda")])
     assert [tensor.device.type for tensor in to] == ["cpu", "cpu"]
+
+
+FOREACH = [
+    *foreach_unary_op_db,
+    *foreach_binary_op_db,
+    *foreach_pointwise_op_db,
+    *foreach_reduce_op_db,
+    *foreach_other_op_db,
+]
+PLACES = ("cuda:0", "cuda:1", "cpu")
+
+
+def on_places(value: Any) -> Any:
+    """Return fakes of a list of tensors on several devices in turn."""
+    if not (isinstance(value, list | tuple) and value and all(isinstance(one, Tensor) for one in value)):
+        return value
+    return [fake_like(one.detach().clone(), device=place) for one, place in zip(value, itertools.cycle(PLACES))]
+
+
+def copied(value: Any) -> Any:
+    return tree_map_only(Tensor, lambda one: one.detach().clone(), value)
+
+
+@pytest.mark.parametrize("op", FOREACH, ids=lambda op: op.name)
+def test_foreach_operators_take_tensors_on_several_devices(op: OpInfo) -> None:
+    """Under the stubbed driver, a CUDA build of PyTorch 2.14 returns the same devices and versions."""
+
+    def run(variant: Any, sample: SampleInput, change: Callable[[Any], Any]) -> Any:
+        arguments = [change(value) for value in (sample.input, *sample.args)]
+        return variant(*arguments, **sample.kwargs), arguments[0]
+
+    compared = PROPERTIES - {"device"} | {"version"}
+    for sample in itertools.islice(op.sample_inputs("cpu", torch.float32), 3):
+        for variant in filter(None, (op.method_variant, op.inplace_variant)):
+            wanted = outcome(partial(run, variant, sample, copied))
+            with fake_mode(gpu=2):
+                found = outcome(partial(run, variant, sample, on_places))
+            assert metadata(found, compared) == metadata(wanted, compared)
+            if not isinstance(found, Raised):
+                results = [tensor.device for tensor in found[0] or found[1]]
+                assert results == [torch.device(place) for place, _ in zip(itertools.cycle(PLACES), results)]
 
 
 def test_weights_on_the_meta_device_are_looked_up_with_indices_on_the_cpu() -> None:

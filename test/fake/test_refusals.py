@@ -55,6 +55,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "assignment of another shape": lambda: assign(torch.ones(7)),
     "large assignment of another shape": lambda: assign(torch.ones(7), 2_000_000),
     "indices of two dimensions": lambda: torch.ones(3, 3).index_select(0, torch.zeros(2, 2, dtype=torch.int64)),
+    "one_hot of nothing": lambda: nn.functional.one_hot(torch.ones(0, 2, dtype=torch.int64)),
+    "one_hot without classes": lambda: nn.functional.one_hot(torch.ones(3, dtype=torch.int64), 0),
     "max of nothing": lambda: torch.ones(0).max(),
     "argmax of nothing": lambda: torch.ones(0, 3).argmax(0),
     "full argmax of nothing": lambda: torch.ones(0).argmax(),

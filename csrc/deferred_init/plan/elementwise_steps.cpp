@@ -20,10 +20,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 constexpr std::array<std::string_view, 6> kElementwise{"aten::mul", "aten::div", "aten::add",

@@ -19,8 +19,6 @@
 
 namespace torchext {
 
-using c10::IValue;
-
 namespace {
 
 // Each of these operators also has an in-place variant, whose name ends in an underscore.

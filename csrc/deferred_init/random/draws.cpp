@@ -17,10 +17,6 @@
 namespace torchext {
 
 using at::Generator;
-using at::Tensor;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 

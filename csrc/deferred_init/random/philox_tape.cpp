@@ -16,7 +16,6 @@
 namespace torchext {
 
 using at::Generator;
-using c10::OperatorHandle;
 
 namespace {
 

@@ -19,9 +19,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using torch::jit::Stack;
-
 namespace {
 
 using Engine = at::mt19937_data_pod;

@@ -23,12 +23,9 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
 using c10::Storage;
-using torch::jit::Stack;
 
 namespace {
 

@@ -13,9 +13,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using torch::jit::Stack;
-
 namespace {
 
 const c10::IValue& argumentOf(const OpNode& node, const char* name) {

@@ -26,9 +26,7 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::Storage;
-using torch::jit::Stack;
 
 namespace {
 

@@ -25,11 +25,8 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::IValue;
-using torch::jit::Stack;
 
 namespace {
 

@@ -11,10 +11,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 constexpr std::array<std::string_view, 4> kTensorOptions{"dtype", "layout", "device", "pin_memory"};

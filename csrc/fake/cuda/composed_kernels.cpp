@@ -6,7 +6,6 @@
 namespace torchext {
 
 using c10::DispatchKey;
-using c10::OperatorHandle;
 
 namespace {
 

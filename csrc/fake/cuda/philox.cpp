@@ -22,10 +22,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::IValue;
-using torch::jit::Stack;
-
 namespace {
 
 constexpr std::int64_t kBlock = 256;  // threads

@@ -20,10 +20,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
 using c10::ScalarType;
 
 namespace {

@@ -26,11 +26,6 @@
 namespace torchext {
 
 using at::MemoryFormat;
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 

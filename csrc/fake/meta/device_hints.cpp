@@ -16,10 +16,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 thread_local std::optional<c10::Device> meta_call_device;

@@ -1,5 +1,6 @@
 #include "device_rules.h"
 
+#include <algorithm>
 #include <string>
 
 #include "../../support/operator_table.h"
@@ -12,8 +13,6 @@
 namespace torchext {
 
 using c10::Device;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 
@@ -21,32 +20,16 @@ namespace {
 // operators that clone their first argument and copy into a view of the clone. Indexing kernels move their indices to
 // the device of `self` (TensorAdvancedIndexing.cpp, `make_info`). `fill_` reads a value on another device as a number,
 // `resize_as_` reads only a shape, and the choice of a kernel for `ctc_loss` reads lengths on the CPU.
-const OperatorSet mayMixDevices{"take tensors on different devices",
-                                {"aten::copy_",
-                                 "aten::copy",
-                                 "aten::_copy_from",
-                                 "aten::_foreach_copy_",
-                                 "aten::_foreach_copy",
-                                 "aten::as_strided_scatter",
-                                 "aten::diagonal_scatter",
-                                 "aten::select_scatter",
-                                 "aten::slice_scatter",
-                                 "aten::index",
-                                 "aten::index_put_",
-                                 "aten::index_put",
-                                 "aten::_unsafe_index",
-                                 "aten::_index_put_impl_",
-                                 "aten::_unsafe_index_put",
-                                 "aten::fill",
-                                 "aten::fill_",
-                                 "aten::resize_as_",
-                                 "aten::_use_cudnn_ctc_loss",
-                                 "aten::_use_miopen_ctc_loss"}};
+const OperatorSet mayMixDevices{
+    "take tensors on different devices",
+    {"aten::copy_", "aten::copy", "aten::_copy_from", "aten::as_strided_scatter", "aten::diagonal_scatter",
+     "aten::select_scatter", "aten::slice_scatter", "aten::index", "aten::index_put_", "aten::index_put",
+     "aten::_unsafe_index", "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::fill", "aten::fill_",
+     "aten::resize_as_", "aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss"}};
 
 // The subset that copies the values of the second argument with `copy_impl()`. `_to_copy` does so with its only one.
-const OperatorSet copiesSecond{
-    "copy the values of their second argument with `copy_impl()`",
-    {"aten::copy_", "aten::copy", "aten::_foreach_copy_", "aten::_foreach_copy", "aten::as_strided_scatter"}};
+const OperatorSet copiesSecond{"copy the values of their second argument with `copy_impl()`",
+                               {"aten::copy_", "aten::copy", "aten::as_strided_scatter"}};
 
 // Operators whose meta kernels check no device: weights on the meta device may be looked up with indices on the CPU.
 const OperatorSet looksUpInMeta{"look up rows of weights on the meta device with indices on any device",
@@ -222,6 +205,21 @@ bool DeviceRules::mixesDevices() const {
     return weight.isTensor() && weight.toTensor().is_meta();
   }
   return mayMixDevices(op_);
+}
+
+std::optional<c10::DispatchKey> kernelForSeveralDevices(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr c10::DispatchKey kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  if (op.schema().name().rfind("aten::_foreach_", 0) != 0 || !op.hasKernelForDispatchKey(kSlow)) {
+    return std::nullopt;
+  }
+  std::optional<Device> first;
+  const bool differs = std::any_of(arguments.begin(), arguments.end(), [&first](const IValue& argument) {
+    return argument.isTensorList() && hasTensor(argument, [&first](const Tensor& tensor) {
+             first = first.value_or(tensor.device());
+             return *first != tensor.device();
+           });
+  });
+  return differs ? std::optional{kSlow} : std::nullopt;
 }
 
 }  // namespace torchext

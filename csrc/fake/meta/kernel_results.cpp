@@ -23,10 +23,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::IValue;
-using torch::jit::Stack;
-
 namespace {
 
 using Arguments = c10::ArrayRef<IValue>;

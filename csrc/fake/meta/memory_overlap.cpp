@@ -12,10 +12,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 // In-place operators that write to one element several times without an error, because they write the same value each

@@ -37,13 +37,9 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
-using c10::IValue;
-using c10::OperatorHandle;
 using c10::Storage;
 using c10::TensorImpl;
-using torch::jit::Stack;
 
 namespace {
 

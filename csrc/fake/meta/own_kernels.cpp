@@ -13,12 +13,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 Tensor tensorOr(const IValue& value, const Tensor& other) {

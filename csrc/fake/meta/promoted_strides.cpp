@@ -13,8 +13,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-
 namespace {
 
 bool isStrided(const Tensor& tensor) {

@@ -16,11 +16,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 using Order = c10::SmallVector<std::size_t, c10::kDimVectorStaticSize>;

@@ -22,12 +22,8 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::IValue;
-using c10::OperatorHandle;
 using c10::ScalarType;
 using c10::Storage;
-using torch::jit::Stack;
 
 namespace {
 

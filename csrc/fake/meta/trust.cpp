@@ -6,9 +6,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::OperatorHandle;
-
 namespace {
 
 bool haveElements(c10::ArrayRef<c10::IValue> arguments) {

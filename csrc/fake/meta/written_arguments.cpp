@@ -14,11 +14,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 // Changes the sizes, strides and storage size of a tensor. Its storage offset stays.

@@ -10,11 +10,7 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
 using c10::DispatchKey;
-using c10::IValue;
-using c10::OperatorHandle;
 
 namespace {
 

@@ -16,11 +16,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-
 bool isOpen(const Tensor& tensor) {
   return isFake(tensor) && isPlain(tensor) && tensor.numel() > 1 && tensor.scalar_type() != c10::kBool &&
          !valueOf(tensor, ValueKind::kAssumed).defined() && !elementsOf(tensor).defined();

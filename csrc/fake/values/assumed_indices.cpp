@@ -15,11 +15,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-
 namespace {
 
 constexpr int64_t kMaxPattern = 1 << 16;

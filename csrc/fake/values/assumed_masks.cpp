@@ -20,11 +20,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-
 namespace {
 
 // Numbers that a tensor without known values may contain. The first is ordinary.

@@ -23,12 +23,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 // Returns the number of nonzero elements among `count` elements that repeat `pattern`.

@@ -21,12 +21,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 // Larger tensors of floating-point numbers are data. A program reduces them before deciding anything.

@@ -11,10 +11,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-
 namespace {
 
 std::atomic<Assumptions*> assumptions_in_use{nullptr};

@@ -27,7 +27,6 @@
 namespace torchext {
 
 using at::Scalar;
-using at::Tensor;
 using c10::Storage;
 
 namespace {

@@ -15,12 +15,6 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
-using c10::IValue;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
 namespace {
 
 Tensor fakeOf(c10::IntArrayRef sizes, const at::TensorOptions& options) {

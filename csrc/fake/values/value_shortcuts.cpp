@@ -22,11 +22,8 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 
@@ -43,7 +40,6 @@ constexpr std::array kReadValues{
     "nanmedian",            // the same
     "nanquantile",          // quantile_compute(): are the quantiles between 0 and 1?
     "nanquantile.scalar",   // selects one quantile in memory, without calling the other overload: 2.14
-    "one_hot",              // one_hot(): are the classes in bounds?
     "prod",                 // prod_backward(): where are zeros?
     "prod.dim_int",         // the same
     "quantile",             // like nanquantile

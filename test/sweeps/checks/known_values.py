@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from sweeps.operators import Arguments, Visit, check, tensors_in
+from comparisons import LOOSE_PROPERTIES, channels_last, metadata, reversed_strides, with_gaps
+from sweeps.checks.fakes import NEEDS_VALUES
+from sweeps.operators import Arguments, OnTensor, Visit, check, tensors_in
 from torch import Tensor
 
 from torchext import _C
 from torchext.fake import fake_like, fake_mode, is_fake
 
 Call = Callable[[Arguments], Any]
+
+COMPARED = LOOSE_PROPERTIES | {"storage_offset"}
 
 
 def calls_of(visit: Visit) -> Iterator[Call]:
@@ -24,6 +28,19 @@ def calls_of(visit: Visit) -> Iterator[Call]:
         yield lambda arguments: arguments.call(in_place)
     if op.supports_out:
         yield lambda arguments: arguments.call(op.op, out=torch.empty(0, dtype=visit.sample.input.dtype))
+
+
+def expanded(tensor: Tensor) -> Tensor:
+    """Return the first row for all rows."""
+    return tensor[:1].expand_as(tensor) if tensor.dim() and len(tensor) else tensor.clone()
+
+
+def row(tensor: Tensor) -> Tensor:
+    """Return a copy that is a part of a larger tensor."""
+    return torch.stack([tensor, tensor])[1]
+
+
+LAYOUTS: tuple[OnTensor, ...] = (reversed_strides, with_gaps, channels_last, expanded, row)
 
 
 def outcome(call: Call, arguments: Arguments) -> list[Tensor] | None:
@@ -58,3 +75,19 @@ def known_values_are_those_of_the_real_run(visit: Visit) -> None:
             known = _C.known_value(fake) if is_fake(fake) else None
             if known is not None and same(real, repeated):
                 assert same(known, real), (known, real)
+
+
+@check(samples=(1, 3, None), dtypes=(torch.int64, torch.float32))
+def results_on_known_values_are_laid_out_as_real_ones(visit: Visit) -> None:
+    if not visit.is_strided:
+        return
+    copies = visit.arguments(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+    for change in LAYOUTS:
+        wanted = outcome(lambda call: call.call(visit.op.op), copies.map(Tensor.clone).map(change))
+        with fake_mode():
+            fakes = copies.map(fake_like).map(change)
+            found = outcome(lambda call: call.call(visit.op.op), fakes)
+        if wanted is None or found is None:
+            assert (wanted is None) == (found is None) or visit.name in NEEDS_VALUES | {"to_sparse"}, change.__name__
+        elif all(tensor.layout is torch.strided for tensor in wanted):
+            assert metadata(found, COMPARED) == metadata(wanted, COMPARED), change.__name__

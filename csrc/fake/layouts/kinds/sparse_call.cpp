@@ -33,14 +33,9 @@
 
 namespace torchext {
 
-using at::Tensor;
-using c10::ArrayRef;
 using c10::Device;
 using c10::DispatchKey;
-using c10::IValue;
 using c10::Layout;
-using c10::OperatorHandle;
-using torch::jit::Stack;
 
 namespace {
 
