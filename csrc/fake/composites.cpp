@@ -256,7 +256,7 @@ void allcloseKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// Answers two questions. `torch.nn.TransformerEncoder` asks whether to drop masked elements with a nested tensor, which
+// `torch.nn.TransformerEncoder` calls one to decide whether to drop masked elements with a nested tensor, which
 // has no fakes; otherwise it computes results of the same shape with the mask. Recurrent networks ask whether cuDNN is
 // acceptable before they compare addresses of weights with those of its buffer (ATen's `try_get_weight_buf()`);
 // PyTorch's own kernels are used instead, as on fake devices.

@@ -55,6 +55,21 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "assignment of another shape": lambda: assign(torch.ones(7)),
     "large assignment of another shape": lambda: assign(torch.ones(7), 2_000_000),
     "indices of two dimensions": lambda: torch.ones(3, 3).index_select(0, torch.zeros(2, 2, dtype=torch.int64)),
+    "weights of samples of another dtype": lambda: nn.functional.embedding_bag(
+        torch.zeros(1, 2, dtype=torch.int64),
+        torch.ones(3, 3),
+        per_sample_weights=torch.ones(1, 2, dtype=torch.int32),
+        mode="sum",
+    ),
+    "lengths of another dtype": lambda: torch._pack_padded_sequence(
+        torch.ones(4, 2, 3), torch.tensor([4, 2], dtype=torch.int32), False
+    ),
+    "trunc_normal_ in vmap": lambda: torch.vmap(
+        lambda x: nn.init.trunc_normal_(torch.empty(3)) + x, randomness="different"
+    )(torch.ones(2, 3)),
+    "trunc_normal_ in vmap without randomness": lambda: torch.vmap(
+        lambda x: nn.init.trunc_normal_(torch.empty(3)) + x
+    )(torch.ones(2, 3)),
     "one_hot of nothing": lambda: nn.functional.one_hot(torch.ones(0, 2, dtype=torch.int64)),
     "one_hot without classes": lambda: nn.functional.one_hot(torch.ones(3, dtype=torch.int64), 0),
     "max of nothing": lambda: torch.ones(0).max(),
@@ -349,6 +364,11 @@ REFUSED_ON_CUDA = {
     "mm of two dtypes": (RuntimeError, "expected mat1 and mat2 to have the same dtype, but got: float != double"),
     "bmm of two dtypes": (RuntimeError, "expected scalar type Float but found Double"),
     "bfloat16 LayerNorm": (RuntimeError, "expected scalar type Float but found BFloat16"),
+    "weights of samples of another dtype": (RuntimeError, "expected scalar type Float but found Int"),
+    "lengths of another dtype": (
+        RuntimeError,
+        "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Int tensor",
+    ),
     "bfloat16 convolution": (
         RuntimeError,
         "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.BFloat16Tensor) should be the same",

@@ -85,6 +85,8 @@ def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..
                 return tensor.normal_(mean, std, generator=generator)
         if not is_fake_tensor(tensor) or not tensor.is_floating_point():
             return original(tensor, mean, std, a, b, generator)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            torch.empty(0).normal_()  # raises unless vmap() allows equal draws for all entries
         with torch.no_grad():
             if _never_rejects(mean, std, a, b):
                 return tensor.normal_(mean, std, generator=generator)

@@ -203,9 +203,20 @@ bool passes(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness liken
   });
 }
 
+// The number of tensors whose dtype is changed alone. Lists may have thousands.
+constexpr std::size_t kMostChanged = 8;
+
 bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments, const SizeScale& scale) {
-  return passes(op, arguments, {Fill::kIdentity, Dtypes::kCommon, scale}) ||
-         passes(op, arguments, {Fill::kIdentity, Dtypes::kFloat, scale});
+  const auto passes_with = [&](Dtypes dtypes, std::optional<std::size_t> only) {
+    return passes(op, arguments, {Fill::kIdentity, dtypes, scale, only});
+  };
+  std::size_t tensors = 0;
+  forEachTensor(arguments, [&tensors](const Tensor&) { ++tensors; });
+  bool found = passes_with(Dtypes::kCommon, std::nullopt) || passes_with(Dtypes::kFloat, std::nullopt);
+  for (std::size_t i = 0; i < std::min(tensors, kMostChanged) && !found; ++i) {
+    found = passes_with(Dtypes::kFloat, i);
+  }
+  return found;
 }
 
 // Returns results, or a refusal that does not depend on values. If the errors for different fills differ, some of them
@@ -269,9 +280,14 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
     TORCH_CHECK(input.scalar_type() == weight.scalar_type(), "Input type (torch.cuda.", input.scalar_type(),
                 "Tensor) and weight type (torch.cuda.", weight.scalar_type(), "Tensor) should be the same");
   }
-  if (refusal.message.rfind("mixed dtype (CPU)", 0) == 0) {
-    // CUDA kernels of normalizations read their parameters in the dtype of the input (layer_norm_kernel.cu).
-    forEachTensor(arguments, [&arguments](const Tensor& parameter) {
+  const auto begins_with = [&refusal](const char* begin) { return refusal.message.rfind(begin, 0) == 0; };
+  // CUDA kernels of normalizations read their parameters in the dtype of the input (layer_norm_kernel.cu), and those of
+  // bags read the weights of samples, argument 6, in that of the embedding (EmbeddingBag.cu).
+  const bool has_weights = begins_with(
+      "Expected tensor for argument #1 'weight' to have the same type as tensor for "
+      "argument #1 'per_sample_weights'");
+  if (has_weights || begins_with("mixed dtype (CPU)")) {
+    forEachTensor(has_weights ? arguments.slice(6, 1) : arguments, [&arguments](const Tensor& parameter) {
       const auto expected = arguments[0].toTensor().scalar_type();
       TORCH_CHECK(parameter.scalar_type() == expected, "expected scalar type ", expected, " but found ",
                   parameter.scalar_type());

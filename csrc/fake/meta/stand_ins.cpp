@@ -169,6 +169,7 @@ class StandIns {
   std::size_t findSameData(const Tensor& tensor) const;
   Tensor make(const Tensor& tensor);
   Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const;
+  ScalarType dtypeFor(const Tensor& tensor) const;
   Storage storageOf(const Storage& storage);
 
   Fill fillFor(const Tensor& tensor, const c10::Argument& argument) const;
@@ -214,8 +215,14 @@ std::size_t StandIns::findSameData(const Tensor& tensor) const {
   return static_cast<std::size_t>(same - originals_.begin());
 }
 
+// Called for the next stand-in.
+ScalarType StandIns::dtypeFor(const Tensor& tensor) const {
+  const bool is_changed = likeness_.only.value_or(stand_ins_.size()) == stand_ins_.size();
+  return is_changed ? dtypeOf(tensor.scalar_type(), likeness_.dtypes) : tensor.scalar_type();
+}
+
 Tensor StandIns::make(const Tensor& tensor) {
-  const ScalarType dtype = dtypeOf(tensor.scalar_type(), likeness_.dtypes);
+  const ScalarType dtype = dtypeFor(tensor);
   if (!likeness_.scale.keepsAll()) {
     c10::DimVector sizes(tensor.sizes());
     std::transform(sizes.begin(), sizes.end(), sizes.begin(),
@@ -230,7 +237,7 @@ Tensor StandIns::make(const Tensor& tensor) {
 }
 
 Tensor StandIns::makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const {
-  const ScalarType dtype = dtypeOf(tensor.scalar_type(), likeness_.dtypes);
+  const ScalarType dtype = dtypeFor(tensor);
   Storage storage = makeZeroStorage(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype)));
   return makeStridedTensor(std::move(storage), dtype, sizes, strides, /*storage_offset=*/0,
                            tensor.key_set() & kLazyBits);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +31,7 @@ struct Likeness {
   Fill fill = Fill::kIdentity;
   Dtypes dtypes = Dtypes::kKept;
   SizeScale scale;
+  std::optional<std::size_t> only = std::nullopt;  // the number of the only tensor whose dtype changes
 };
 
 // Returns the arguments of a call of `op`, with stand-ins in place of tensors: real CPU tensors with the same

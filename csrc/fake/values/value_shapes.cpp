@@ -55,6 +55,8 @@ std::optional<Stack> resultsBySizes(const OperatorHandle& op, ArrayRef<IValue> a
     return std::nullopt;
   }
   const Tensor& read = arguments[1].toTensor();
+  TORCH_CHECK(selects || read.is_cpu(), "'lengths' argument should be a 1D CPU int64 tensor, but got ", read.dim(),
+              "D ", read.device(), " ", read.scalar_type(), " tensor");  // the values are on the CPU
   const Tensor value = isSmall(read) ? value_of(read) : Tensor{};
   if (!value.defined()) {
     return std::nullopt;
