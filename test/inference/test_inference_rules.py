@@ -494,3 +494,49 @@ class TestDeferredInit:
                 return torch.arange(int(size.sum()))
 
         assert materialize_tensor(deferred_init(make)).tolist() == [0, 1, 2, 3, 4]
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "view": lambda t: t.view(2, 4),
+    "same dtype": lambda t: t.view(t.dtype),
+    "narrower dtype": lambda t: t.view(torch.int16),
+    "wider dtype": lambda t: t.view(torch.complex64),
+    "view of a dtype view": lambda t: t.view(torch.uint8)[4:],
+    "dtype view of a view": lambda t: t[2:].view(torch.int32),
+    "view_as_complex": lambda t: torch.view_as_complex(t.view(4, 2)),
+    "view_as_real": lambda t: torch.view_as_real(torch.view_as_complex(t.view(4, 2))),
+    "conj": lambda t: torch.view_as_complex(t.view(4, 2)).conj(),
+    "imag": lambda t: torch.view_as_complex(t.view(4, 2)).imag,
+    "_neg_view": torch._neg_view,
+    "as_strided": lambda t: t.as_strided((2,), (1,)),
+    "unfold": lambda t: t.unfold(0, 2, 1),
+    "detach": Tensor.detach,
+    "data": lambda t: t.data,
+    "alias": torch.ops.aten.alias,
+    "expand": lambda t: t.view(2, 4).expand(3, 2, 4),
+    "unbind": lambda t: t.view(2, 4).unbind()[1],
+    "split": lambda t: t.split(2)[0],
+    "diagonal": lambda t: t.view(2, 4).diagonal(),
+    "set_": lambda t: torch.empty(0).set_(t.untyped_storage()),
+}
+
+
+@pytest.mark.parametrize("is_viewed_inside", [False, True], ids=["viewed-outside", "viewed-inside"])
+@pytest.mark.parametrize("is_made_inside", [False, True], ids=["made-outside", "made-inside"])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_views_are_inference_tensors_where_real_ones_are(
+    view: Callable[[Tensor], Tensor], is_made_inside: bool, is_viewed_inside: bool
+) -> None:
+    def run() -> tuple[bool, bool, int | None]:
+        with torch.inference_mode(is_made_inside):
+            base = torch.ones(8)
+        with torch.inference_mode(is_viewed_inside):
+            result = view(base)
+        is_inference = result.is_inference()
+        return is_inference, result._is_view(), None if is_inference else result._version
+
+    wanted = run()
+    for _ in range(2):  # the second time from the cache
+        with fake_mode():
+            assert run() == wanted
+    assert deferred_init(run) == wanted

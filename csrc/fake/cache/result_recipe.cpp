@@ -9,6 +9,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../calls/op_traits.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 
@@ -52,7 +53,10 @@ bool ArgumentsBefore::areMovedOrWarnedOf(const c10::OperatorHandle& op, Argument
 // Determines where each result comes from.
 class RecipeLearner {
  public:
-  RecipeLearner(Arguments arguments, ResultRecipe& recipe) : arguments_{arguments}, recipe_{recipe} {}
+  RecipeLearner(const c10::OperatorHandle& op, Arguments arguments, ResultRecipe& recipe)
+      : shared_{viewsAsDtype(op) ? Source::kOnArgument : Source::kViewOfArgument},
+        arguments_{arguments},
+        recipe_{recipe} {}
 
   // Returns false if `result` is neither a tensor, nor a list of tensors, nor a plain value.
   bool learn(const IValue& result);
@@ -64,6 +68,7 @@ class RecipeLearner {
   bool learnTensor(const Tensor& tensor, std::vector<TensorRecipe>& recipes);
   std::size_t numberOfNew(const Storage& storage);
 
+  const Source shared_;  // of results on the storage of an argument
   const Arguments arguments_;
   ResultRecipe& recipe_;
   std::vector<Storage> new_storages_;
@@ -129,7 +134,7 @@ bool RecipeLearner::learnTensor(const Tensor& tensor, std::vector<TensorRecipe>&
     return isSameStorage(argument->unsafeGetTensorImpl()->storage(), storage);
   });
   if (recipe.number != arguments_.size()) {
-    recipe.source = Source::kViewOfArgument;
+    recipe.source = shared_;
   } else {
     recipe.source = Source::kNewStorage;
     recipe.number = numberOfNew(storage);
@@ -168,6 +173,8 @@ Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
       return *arguments_[recipe.number];
     case TensorRecipe::Source::kViewOfArgument:
       return makeFakeView(*arguments_[recipe.number], *recipe.form);
+    case TensorRecipe::Source::kOnArgument:
+      return makeFakeTensor(Storage{arguments_[recipe.number]->storage()}, *recipe.form);
     case TensorRecipe::Source::kNewStorage:
       return makeFakeTensor(new_storages_[recipe.number], *recipe.form);
   }
@@ -192,7 +199,7 @@ std::shared_ptr<const ResultRecipe> ResultRecipe::learn(const c10::OperatorHandl
       recipe->resized_.push_back({i, formOf(*arguments[i]), arguments[i]->storage().nbytes()});
     }
   }
-  RecipeLearner learner{arguments, *recipe};
+  RecipeLearner learner{op, arguments, *recipe};
   const bool learned =
       std::all_of(results.begin(), results.end(), [&learner](const IValue& result) { return learner.learn(result); });
   return learned ? recipe : nullptr;
@@ -226,6 +233,9 @@ std::string ResultRecipe::describe() const {
         return;
       case TensorRecipe::Source::kViewOfArgument:
         text << "view of argument " << tensor.number;
+        break;
+      case TensorRecipe::Source::kOnArgument:
+        text << "on argument " << tensor.number;
         break;
       case TensorRecipe::Source::kNewStorage:
         text << "on new storage " << tensor.number;

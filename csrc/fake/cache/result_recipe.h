@@ -90,7 +90,7 @@ class ResultRecipe {
   friend class RecipeMaker;
 
   struct TensorRecipe {
-    enum class Source : std::uint8_t { kUndefined, kArgument, kViewOfArgument, kNewStorage };
+    enum class Source : std::uint8_t { kUndefined, kArgument, kViewOfArgument, kOnArgument, kNewStorage };
     Source source = Source::kUndefined;
     // The index of the argument or of the new storage.
     std::size_t number = 0;

@@ -180,6 +180,10 @@ bool onlyMakesViews(const OperatorHandle& op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
+bool viewsAsDtype(const OperatorHandle& op) {
+  return op.schema().name() == "aten::view" && op.schema().overload_name() == "dtype";
+}
+
 bool declaresNoSharing(const OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto is_shared = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };

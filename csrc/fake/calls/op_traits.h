@@ -38,6 +38,10 @@ bool takesTensorOptions(const c10::FunctionSchema& schema);
 // Returns true for an operator that only returns views of arguments, and writes to no argument.
 bool onlyMakesViews(const c10::OperatorHandle& op);
 
+// Returns true for `view(dtype)`. The inference mode of the call, not the argument, decides whether its result is an
+// inference tensor: `view_dtype()` (TensorConversions.cpp) makes a new tensor on the storage.
+bool viewsAsDtype(const c10::OperatorHandle& op);
+
 // Returns true for a PyTorch operator that declares that its results do not alias its arguments.
 bool declaresNoSharing(const c10::OperatorHandle& op);
 

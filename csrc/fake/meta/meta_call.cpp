@@ -389,7 +389,7 @@ Tensor MetaCall::toFake(const Tensor& meta) {
   TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
                               "` returns a view of a real argument although another argument is fake. Make all "
                               "arguments fake with torchext.fake.fake_like(), or all real.");
-  if (const Tensor* base = shadows_.findTensorOn(storage)) {
+  if (const Tensor* base = shadows_.findTensorOn(storage); base != nullptr && !viewsAsDtype(op_)) {
     checkInBounds(meta_impl, storage);
     return makeFakeView(*base, meta_impl);
   }

@@ -118,8 +118,8 @@ constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::Dispa
 // The backend bit that marks an alias as a tensor that may have no memory: NOTE [Shortcuts that read values].
 constexpr c10::BackendComponent kWithoutValues = c10::BackendComponent::MetaBit;
 
-// Makes a fake tensor with the dtype and geometry of `form` on `storage`, which must be fake and not be the storage of
-// an argument of the call.
+// Makes a fake tensor with the dtype and geometry of `form` on `storage`, which must be fake. The inference mode
+// decides whether it is an inference tensor.
 at::Tensor makeFakeTensor(c10::Storage storage, const c10::TensorImpl& form);
 
 // The same on the storage of `base`, as a view of it. The base decides whether the view is an inference tensor.
