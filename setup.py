@@ -73,7 +73,7 @@ def instrumentation() -> list[str]:
         # The vptr check of `undefined` needs symbols that PyTorch's libraries do not export.
         flags += [f"-fsanitize={sanitizers}", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1", "-O1"]
     if is_set("TORCHEXT_COVERAGE"):
-        flags += ["--coverage", "-fprofile-update=atomic", "-O0"]
+        flags += ["--coverage", "-O1"]
     return flags
 
 
@@ -87,7 +87,7 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
     library = Extension(
         name=LIBRARY,
         language="c++",
-        sources=find_sources(without="python"),
+        sources=find_sources(without="python") + ["build_tools/write_counts.cpp"] * is_set("TORCHEXT_COVERAGE"),
         include_dirs=cpp_extension.include_paths(),
         library_dirs=cpp_extension.library_paths(),
         libraries=["c10", "torch", "torch_cpu"],

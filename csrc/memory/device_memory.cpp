@@ -1,7 +1,9 @@
 #include "device_memory.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -10,6 +12,7 @@
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
 #include "../fake/storage/storage_memory.h"
+#include "../torch_internals/torch_compat.h"
 #include "cuda_settings.h"
 #include "out_of_memory.h"
 
@@ -75,9 +78,25 @@ bool DeviceMemory::isPinned() const noexcept {
   return device_ == kPinnedMemory;
 }
 
-// Returns the size of an allocation of `bytes` on devices without a simulated allocator.
-std::size_t DeviceMemory::sizeOf(std::size_t bytes) const noexcept {
-  return isPinned() ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
+// Takes a block for `bytes` on a device without a simulated allocator, and returns its size. For pinned memory, this is
+// the last free block with the same logarithm that is large enough, or any before 2.14, as in
+// `CachingHostAllocatorImpl::get_free_block()`.
+std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
+  std::size_t size = bytes;
+  if (isPinned()) {
+    const PinnedSettings settings = pinnedSettings();
+    size = bytes <= settings.most_rounded && bytes <= settings.most_cached ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
+    std::vector<std::size_t>& unused = free_blocks_[c10::llvm::Log2_64_Ceil(size)];
+    const auto found = std::find_if(unused.rbegin(), unused.rend(),
+                                    [size](std::size_t free) { return free >= size || TORCHEXT_TORCH < 214; });
+    if (found != unused.rend()) {
+      size = *found;
+      unused.erase(std::next(found).base());
+      return size;
+    }
+  }
+  bytes_of_blocks_ += size;
+  return size;
 }
 
 // Configures the allocator for the current fake GPU. After a change of the fake devices it is replaced, as in a new
@@ -148,13 +167,7 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
       if (allocator_) {
         allocation->block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
       } else {
-        const std::size_t size = sizeOf(bytes);
-        const auto unused = free_blocks_.find(size);
-        if (unused != free_blocks_.end() && unused->second > 0) {
-          --unused->second;
-        } else {
-          bytes_of_blocks_ += size;
-        }
+        allocation->size = takeBlock(bytes);
       }
     } catch (const FailedRequest& request) {
       allocation.reset();
@@ -223,9 +236,9 @@ void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
   if (allocation->block != nullptr) {
     allocator_->free(allocation->block);
   } else {
-    const std::size_t size = sizeOf(allocation->bytes);
-    if (isPinned()) {
-      ++free_blocks_[size];
+    const std::size_t size = allocation->size;
+    if (isPinned() && size <= pinnedSettings().most_cached) {
+      free_blocks_[c10::llvm::Log2_64_Ceil(size)].push_back(size);
     } else {
       bytes_of_blocks_ -= size;
     }
@@ -249,7 +262,7 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
       device_,
       block == nullptr ? 0 : block->stream,
       allocation.bytes,
-      block == nullptr ? sizeOf(allocation.bytes) : block->size,
+      block == nullptr ? allocation.size : block->size,
       block == nullptr ? 0 : block->address,
       allocation.op,
       scope.scope,

@@ -37,6 +37,7 @@ struct Allocation {
   ForwardPass pass = {};     // the pass that allocated it
   bool is_presumed = false;  // whether a definite category may replace `category`
   AllocationNumber number = {};
+  std::size_t size = 0;            // of its block, on devices without an allocator
   Allocation* previous = nullptr;  // the neighbors in the list of the device
   Allocation* next = nullptr;
 };
@@ -120,7 +121,7 @@ class TORCHEXT_API DeviceMemory {
   void followGpu();
   void freeLocked(Allocation* allocation) noexcept;
   void forgetWorkspaces();
-  std::size_t sizeOf(std::size_t bytes) const noexcept;
+  std::size_t takeBlock(std::size_t bytes);
   bool isPinned() const noexcept;
   void observe();
   std::shared_ptr<const StackTrace> stackToRecord(HistoryStacks least) const;
@@ -131,9 +132,9 @@ class TORCHEXT_API DeviceMemory {
   const c10::Device device_;
   std::optional<CachingAllocator> allocator_;
   std::uint64_t generation_ = 0;  // of the fake GPU that the allocator belongs to
-  // For pinned memory: the number of free blocks by size, and the bytes of all blocks, as in ATen's
+  // For pinned memory: the sizes of free blocks by the logarithm of the size, and the bytes of all blocks, as in ATen's
   // `CachingHostAllocatorImpl`.
-  std::map<std::size_t, std::size_t> free_blocks_;
+  std::map<unsigned, std::vector<std::size_t>> free_blocks_;
   std::size_t bytes_of_blocks_ = 0;
   Allocation* first_ = nullptr;  // the list of live allocations
   // Key: the workspace, whether it is for backward passes, the stream.

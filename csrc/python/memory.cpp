@@ -9,6 +9,7 @@
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/storage/storage_memory.h"
+#include "../memory/cuda_settings.h"
 #include "../memory/device_memory.h"
 #include "../memory/kernels/blas_workspace.h"
 #include "../memory/memory_counter.h"
@@ -421,6 +422,7 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_reset_accumulated_memory_stats",
        onAllocator([](auto& allocator) { allocator.stats().resetAccumulated(); }));
   bind(module, "cuda_empty_cache", emptyCache);
+  bind(module, "check_allocator_settings", [](const std::string& settings) { cudaSettings(settings); });
   bind(module, "cuda_mem_get_info", onAllocator([](auto& allocator) {
          return std::tuple{allocator.driver().available(), static_cast<std::size_t>(fakeGpu().total_memory)};
        }));

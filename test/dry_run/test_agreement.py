@@ -62,6 +62,13 @@ CALLS: dict[str, tuple[Callable[[], object], object]] = {
         lambda: written(lambda t: dist.all_to_all_single(t, torch.arange(8, device="cuda")), empty(8)),
         [RANK] * SIZE,
     ),
+    "exchanged by unequal parts": (
+        lambda: written(
+            lambda t: dist.all_to_all_single(t, torch.arange(9, device="cuda"), [2] * SIZE, [1, 1, 1, 2, 1, 1, 1, 1]),
+            empty(16),
+        ),
+        [RANK, RANK + 1] * SIZE,
+    ),
     "gathered by a functional collective": (
         lambda: functional.all_gather_tensor(known(1, 2), 0, dist.group.WORLD).tolist(),
         [1, 2] * SIZE,
@@ -95,6 +102,12 @@ def test_messages_of_other_processes_are_assumed(job: World) -> None:
     dist.recv(tensor, src=0)
     assert tensor.tolist() == [3], "as if it had what this one has"
     assert job.values
+
+
+def test_rank_that_sends_nothing_receives(job: World) -> None:
+    received = torch.empty(2 * SIZE, 4, device="cuda")
+    dist.all_to_all_single(received, received.new_empty(0, 4), [2] * SIZE, [0] * SIZE)
+    assert [call.bytes_received for call in job.collectives] == [received.nbytes]
 
 
 def test_sum_of_unknown_values_is_unknown(job: World) -> None:

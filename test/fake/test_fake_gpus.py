@@ -285,14 +285,24 @@ class TestMemory:
             ("backend:cudaMallocAsync", "`backend:cudaMallocAsync` in PYTORCH_ALLOC_CONF is not simulated"),
             ("expandable:True", "Unrecognized key 'expandable' in Accelerator allocator config"),
             ("per_process_memory_fraction:2.0", "per_process_memory_fraction is invalid"),
+            ("pinned_num_register_threads:3", "Number of register threads has to be power of 2, got 3"),
+            ("pinned_num_register_threads:256", "register threads should be less than or equal to 128, got 256"),
+            ("pinned_use_cuda_host_register:maybe", "Expected 'True' or 'False' at index 2"),
+            ("throw_on_cudamalloc_oom:1", "Expected 'True' or 'False' at index 2"),
         ],
     )
     def test_settings_that_a_device_would_refuse_are_refused(
         self, allocator_settings: Callable[[str], None], settings: str, message: str
     ) -> None:
         allocator_settings(settings)
-        with fake_mode(gpu=True), pytest.raises(ValueError, match=message):
-            torch.empty(1, device="cuda")
+        with fake_mode(gpu=True):
+            with pytest.raises(ValueError, match=message):
+                torch.empty(1, device="cuda")
+            # Where there are devices, they are refused before they are stored.
+            allocator_settings("")
+            with pytest.raises(ValueError, match=message):
+                torch._C._accelerator_setAllocatorSettings(settings)
+            assert torch.empty(1, device="cuda").is_cuda
 
 
 class TestLibraries:

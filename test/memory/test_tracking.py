@@ -25,6 +25,7 @@ from torchext import _C, TorchextDeprecationWarning
 from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory import Category, MaxBatch, Phase, TrackedMemory, fits, max_batch, track_memory
+from torchext.tools.torch_release import TORCH_RELEASE
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -320,6 +321,47 @@ class TestHost:
                 torch.empty(size, dtype=torch.uint8, pin_memory=True)
         assert memory.peak_allocated("pinned").allocated == 8 * MIB
         assert memory.peak_reserved("pinned").reserved == (4 + 8 + 2) * MIB
+
+    # PyTorch's allocator has these peaks under the stubbed driver (2.14). Before, blocks that were too small were used.
+    @pytest.mark.skipif(TORCH_RELEASE < (2, 13), reason="older releases have no such settings")
+    @pytest.mark.filterwarnings("ignore:pinned_max_round_threshold_mb")
+    @pytest.mark.parametrize(
+        ("most_rounded", "most_cached", "peak"),
+        [
+            (2**20, 2**20, 31457792),
+            (4, 2**20, 27263488 if TORCH_RELEASE > (2, 13) else 20972032),
+            (2**20, 4, 20972027),
+            (4, 2, 19923451),
+            (0, 2**20, 25166125 if TORCH_RELEASE > (2, 13) else 18874669),
+            (2**20, 0, 18874664),
+        ],
+    )
+    def test_pinned_memory_follows_the_settings_of_its_allocator(
+        self, most_rounded: int, most_cached: int, peak: int
+    ) -> None:
+        def pinned(size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+        def limit(rounded: int, cached: int) -> None:
+            settings = f"pinned_max_round_threshold_mb:{rounded},pinned_max_cached_size_mb:{cached}"
+            torch._C._accelerator_setAllocatorSettings(settings)
+
+        limit(most_rounded, most_cached)
+        try:
+            with fake_mode(gpu=True), track_memory() as memory:
+                freed, kept = pinned(5 * MIB), [pinned(3 * MIB)]
+                del freed
+                freed = pinned(6 * MIB)
+                kept += [pinned(MIB + 1)]
+                del freed
+                kept += [pinned(5 * MIB)]
+                freed = pinned(9 * MIB)
+                del freed
+                kept += [pinned(9 * MIB - 5), pinned(300)]
+        finally:
+            limit(2**20, 2**20)  # the parser keeps settings that are not given again
+            torch._C._accelerator_setAllocatorSettings("")
+        assert memory.peak_reserved("pinned").reserved == peak
 
     @pytest.mark.parametrize(
         ("make", "is_pinned"),

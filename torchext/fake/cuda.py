@@ -22,7 +22,7 @@ from ..tools.patching import patching_lock
 from .cuda_devices import DEVICES
 from .cuda_graphs import GRAPHS, FakeGraph, FakePool
 from .cuda_libraries import NO_POOLS, patch_libraries, refusing
-from .cuda_memory import ACCELERATOR_MEMORY, MEMORY, forget_raw_memory, pinning_numbers
+from .cuda_memory import ACCELERATOR_MEMORY, MEMORY, checking_settings, forget_raw_memory, pinning_numbers
 from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
 from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
@@ -203,6 +203,9 @@ def _replaced_functions() -> None:
     _while_devices_exist.patch(torch, "set_default_tensor_type", setting_default_type, "rejects CUDA types")
     _while_devices_exist.patch(torch.cuda, "default_generators", generators_by_thread, reason)
     _while_devices_exist.patch(torch, "tensor", pinning_numbers, "pins real memory, with the Fake key excluded")
+    _while_devices_exist.patch(
+        torch._C, "_accelerator_setAllocatorSettings", checking_settings, "checks keys in CUDA builds only"
+    )
     patch_libraries(_while_devices_exist, _answering)
     patch_comm(_while_devices_exist, _answering)
     # PyTorch's own kernels stand in for those of cuDNN.

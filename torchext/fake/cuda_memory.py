@@ -13,7 +13,7 @@ from .. import _C
 from ..tools.dispatch_keys import without_our_keys
 from .cuda_devices import index_of
 
-__all__ = ["ACCELERATOR_MEMORY", "MEMORY", "forget_raw_memory", "pinning_numbers"]
+__all__ = ["ACCELERATOR_MEMORY", "MEMORY", "checking_settings", "forget_raw_memory", "pinning_numbers"]
 
 
 def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
@@ -115,6 +115,17 @@ def _enable_caching(value: bool = True) -> None:
 
 def _reset_host_stats() -> None:
     """Do nothing: pinned memory is not counted."""
+
+
+def checking_settings(original: Callable[[str], None]) -> Callable[[str], None]:
+    """Raise an error for settings that a CUDA build refuses, before they are stored."""
+
+    def set_settings(settings: str) -> None:
+        if _C.fake_cuda_devices():
+            _C.check_allocator_settings(settings)
+        original(settings)
+
+    return set_settings
 
 
 MEMORY: dict[str, Callable[..., Any]] = {
