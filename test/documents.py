@@ -48,6 +48,8 @@ PYTORCHS = {
     "ConvolutionMM2d.cu",
     "Attention.cpp",
     "ForeachReduceOp.cu",
+    "ForeachUtils.h",
+    "EmbeddingBag.cu",
     "Loss.cpp",
     "Loss.cu",
     "attention.cu",
