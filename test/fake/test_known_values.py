@@ -77,7 +77,9 @@ TABLES: dict[str, Callable[[], object]] = {
     "conjugated": lambda: torch.tensor([1 + 2j, 3.0]).conj() * 1j,
     "viewed as another dtype": lambda: torch.tensor([1.0, 2.0]).view(torch.int32),
     "a list of fakes": lambda: torch.tensor([torch.tensor(1.0), torch.tensor([2.0])[0]]),
-    "batches": lambda: nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), torch.tensor([3, 1])).batch_sizes,
+    "batches": lambda: (
+        nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1), torch.tensor([3, 1], device="cpu")).batch_sizes
+    ),
     "read in a transform": lambda: torch.vmap(torch.sum)(torch.ones(2, 3)),
 }
 
