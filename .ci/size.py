@@ -12,7 +12,7 @@ import sys
 # Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. The
 # last ones are unboxed calls on fakes, kernels in forked processes, fresh pages, jumps by products of polynomials,
 # commands that do not import PyTorch, and first calls without PyTorch's Meta kernels in Python: 77,000 before.
-BUDGET = 78_550
+BUDGET = 78_520
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

@@ -54,14 +54,14 @@ std::string deviceTypesThatAutocast() {
   return names;
 }
 
+// Like `torch.autocast()`, also accepts a device, such as "cuda:0".
 std::optional<c10::DeviceType> deviceTypeNamed(const std::string& name) {
-  for (int i = 0; i < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++i) {
-    const auto device_type = static_cast<c10::DeviceType>(i);
-    if (canAutocast(device_type) && nameOf(device_type) == name) {
-      return device_type;
-    }
+  try {
+    const c10::DeviceType device_type = c10::Device{name}.type();
+    return canAutocast(device_type) ? std::optional{device_type} : std::nullopt;
+  } catch (const c10::Error&) {
+    return std::nullopt;
   }
-  return std::nullopt;
 }
 
 // Each returns false with a Python error.
