@@ -579,6 +579,7 @@ class TestCuda:
             with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
                 sparse @ torch.ones(5, 2)
 
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
     @pytest.mark.parametrize(
         "program",
         [
@@ -607,6 +608,7 @@ class TestCuda:
                 assert found == described(program("cuda:1"))
         assert all(tensor["device"].index == 1 for tensor in (found if isinstance(found, list) else [found]))
 
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
     @pytest.mark.cases(1)
     @pytest.mark.filterwarnings("ignore")
     def test_samples_of_op_db_do_not_depend_on_the_current_device(self) -> None:

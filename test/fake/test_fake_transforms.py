@@ -173,6 +173,7 @@ class TestTransforms:
         assert all(map(is_fake, pytree.tree_leaves(result)))
 
     # On the second one, because the autograd engine switches devices.
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
     @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
     @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
     def test_results_on_a_fake_gpu_are_those_of_the_cpu(self, transform: Callable[[Make], Any]) -> None:

@@ -30,7 +30,8 @@ def ends_alike(run: Callable[[], Any]) -> None:
     assert ends[0] == ends[1]
 
 
-@check(samples=(1, 4, None))
+# Real CUDA devices are not faked.
+@check(samples=(1, 4, None), concerns=lambda op: not torch.cuda.is_available())
 def results_do_not_depend_on_the_current_device(visit: Visit) -> None:
     def arguments() -> Arguments:
         made = visit.arguments(on_other_device)
