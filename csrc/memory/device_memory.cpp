@@ -8,11 +8,11 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
+#include <torch/version.h>
 
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
 #include "../fake/storage/storage_memory.h"
-#include "../torch_internals/torch_compat.h"
 #include "cuda_settings.h"
 #include "out_of_memory.h"
 
@@ -87,8 +87,9 @@ std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
     const PinnedSettings settings = pinnedSettings();
     size = bytes <= settings.most_rounded && bytes <= settings.most_cached ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
     std::vector<std::size_t>& unused = free_blocks_[c10::llvm::Log2_64_Ceil(size)];
-    const auto found = std::find_if(unused.rbegin(), unused.rend(),
-                                    [size](std::size_t free) { return free >= size || TORCHEXT_TORCH < 214; });
+    const auto found = std::find_if(unused.rbegin(), unused.rend(), [size](std::size_t free) {
+      return free >= size || TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR < 214;
+    });
     if (found != unused.rend()) {
       size = *found;
       unused.erase(std::next(found).base());
