@@ -24,8 +24,8 @@ __all__ = [
     "pytest_runtest_logreport",
     "pytest_runtest_makereport",
     "pytest_sessionstart",
+    "pytest_terminal_summary",
 ]
-__all__ += ["pytest_terminal_summary"]
 
 SLOWEST = 30
 BEFORE_TESTS = "imports, collection and the first part of the first test, in all processes"

@@ -50,7 +50,7 @@ def is_long() -> bool:
 
 
 def is_whole_suite(config: pytest.Config) -> bool:
-    """Return true if this run has all tests of its tier."""
+    """Return true if this run has all tests of its tier. A worker of pytest-xdist collects all, but runs a part."""
     options = config.option
     is_narrowed = (
         options.keyword or options.markexpr or options.deselect or options.ignore or getattr(options, "lf", False)
@@ -59,8 +59,8 @@ def is_whole_suite(config: pytest.Config) -> bool:
 
 
 def is_whole_everyday_suite(config: pytest.Config) -> bool:
-    """Return true if this run has all everyday tests and no others."""
-    return _Run.tier == EVERYDAY and is_whole_suite(config)
+    """Return true if this process reports all everyday tests and no others, which workers of pytest-xdist do not."""
+    return _Run.tier == EVERYDAY and is_whole_suite(config) and not hasattr(config, "workerinput")
 
 
 def files_without_everyday_tests() -> frozenset[Path]:

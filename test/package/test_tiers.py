@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import cpu_times
 import forked
@@ -107,6 +109,16 @@ def test_each_file_has_an_everyday_test(pytestconfig: pytest.Config) -> None:
         pytest.skip("only some files were collected")
     names = {str(path.relative_to(ROOT / "test")) for path in tiers.files_without_everyday_tests()}
     assert names == set(WITHOUT_EVERYDAY_TESTS)
+
+
+def test_workers_do_not_report_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers._Run, "tier", "everyday")
+    run = argparse.Namespace(
+        args=["test"], option=argparse.Namespace(keyword="", markexpr="", deselect=None, ignore=None)
+    )
+    assert tiers.is_whole_everyday_suite(cast("pytest.Config", run))
+    run.workerinput = {}
+    assert not tiers.is_whole_everyday_suite(cast("pytest.Config", run))
 
 
 def test_chosen_values_keep_their_order() -> None:
