@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 # Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. The
-# last ones are unboxed calls on fakes, kernels in forked processes, fresh pages, jumps by products of polynomials,
-# commands that do not import PyTorch, and first calls without PyTorch's Meta kernels in Python: 77,000 before.
-BUDGET = 78_520
+# last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
+# ends of programs in dry runs (78,520 before), and the functions of CUDA builds (78,950 before).
+BUDGET = 79_500
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

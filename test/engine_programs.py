@@ -726,6 +726,24 @@ def ranks_that_are_compared() -> None:
         assert all(is_deferred(parameter) for parameter in module.parameters())
 
 
+@program(3)
+def ranks_without_elements_that_are_compared() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (3,))
+    for sizes in [(4, 1), (1, 4), (5, 7), (0, 3)]:  # none or fewer elements in the last rank
+        torch.manual_seed(0)
+        module = deferred_init(nn.Linear, *sizes)
+        fully_shard(module, mesh=mesh)
+        materialize_module(module, check_ranks=True)
+        assert not is_deferred(module)
+    torch.manual_seed(dist.get_rank())
+    module = deferred_init(nn.Linear, 4, 2)
+    fully_shard(module, mesh=mesh)
+    with pytest.raises(RanksDifferError, match=r"`weight` comes from .* in rank 0 of the group, but .* in rank 1"):
+        materialize_module(module, check_ranks=True)
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY))
 

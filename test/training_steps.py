@@ -51,6 +51,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 from torchext.dry_run import World
@@ -217,6 +218,12 @@ def ddp(world: World, device: str, no_sync: bool = False, **kwargs: Any) -> nn.M
 def ddp_with_hook(world: World, device: str) -> nn.Module:
     parallel = DistributedDataParallel(Llama().to(device))
     parallel.register_comm_hook(None, bf16_compress_hook if device == "cuda" else fp16_compress_hook)
+    return train(parallel, device)
+
+
+def ddp_with_mixed_precision(world: World, device: str, reduce_dtype: torch.dtype | None = None) -> nn.Module:
+    precision = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
+    parallel = DistributedDataParallel(Llama().to(device), mixed_precision=precision)
     return train(parallel, device)
 
 
@@ -468,6 +475,8 @@ STEPS: dict[str, Step] = {
     "ddp_unused": partial(ddp, find_unused_parameters=True),
     "ddp_view": partial(ddp, gradient_as_bucket_view=True),
     "ddp_hook": ddp_with_hook,
+    "ddp_mixed": ddp_with_mixed_precision,
+    "ddp_mixed_float32": partial(ddp_with_mixed_precision, reduce_dtype=torch.float32),
     "ddp_recomputing": recomputing,
     "grad_scaler": with_grad_scaler,
     "tp": tensor_parallel,

@@ -1,6 +1,7 @@
 #include "materialize.h"
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_map>
 #include <utility>
 
@@ -19,6 +20,8 @@ using at::Tensor;
 using c10::Storage;
 
 namespace {
+
+std::atomic<bool> gives_fakes = false;
 
 // A fake storage to make real.
 struct Pending {
@@ -44,7 +47,7 @@ class Request {
 };
 
 void Request::add(const Tensor& tensor, const Placement& placement) {
-  if (!isFake(tensor)) {
+  if (!isFake(tensor) || (gives_fakes && !isDeferred(tensor))) {
     return;
   }
   const Storage& storage = tensor.storage();
@@ -103,6 +106,24 @@ void materializeTogether(const std::vector<Pending>& storages, const Materialize
   }
 }
 
+// Returns the memory of a small value, such as a counter or a table of indices, because a dry run keeps the values of
+// constants that are not deferred. Returns null if the value is large, or cannot be computed here.
+Storage smallValueOf(const Pending& pending) {
+  constexpr std::size_t kMostKnownBytes = std::size_t{64} << 10U;
+  if (pending.value->nbytes() == 0 || pending.value->nbytes() > kMostKnownBytes || pending.move.dtypes) {
+    return {};
+  }
+  try {
+    const ReplayPlan plan{{pending.value}, CacheUse::kReads};
+    if (plan.peakOnCpu() > 4 * kMostKnownBytes) {
+      return {};
+    }
+    return std::move(computeValues({pending.value}, /*keep_small=*/false).front());
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
 void materializeAlone(const Pending& pending, bool retain) {
   const Storage real = std::move(computeValues({pending.value}, /*keep_small=*/false).front());
   checkFits(pending.fake, real);
@@ -117,7 +138,7 @@ void materialize(at::ArrayRef<Tensor> tensors) {
 
 void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const MaterializeOptions& options) {
   const Locked lock{LockRank::kReplay};
-  const Placement placement = checkedPlacement(options.placement);
+  const Placement placement = checkedPlacement(options.placement, gives_fakes);
   Request request;
   for (const Tensor& tensor : placed) {
     request.add(tensor, placement);
@@ -126,6 +147,14 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
     request.add(tensor, {});
   }
   std::vector<Pending>& storages = request.storages();
+  if (gives_fakes) {
+    for (const Pending& pending : storages) {
+      becomeFakeElsewhere(pending.fake, pending.move, pending.tensors, pending.value->isPinned(),
+                          smallValueOf(pending));
+      options.on_done(pending.value->nbytes());
+    }
+    return;
+  }
   if (std::none_of(storages.begin(), storages.end(), [](const Pending& p) { return p.move.isNeeded(); })) {
     materializeTogether(storages, options);
     return;
@@ -136,6 +165,14 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
     pending = {};  // may have held the last reference to the recording
     options.on_done(nbytes);
   }
+}
+
+void materializeAsFakes(bool gives) {
+  gives_fakes = gives;
+}
+
+bool materializesAsFakes() noexcept {
+  return gives_fakes;
 }
 
 Tensor evaluate(const Tensor& deferred) {

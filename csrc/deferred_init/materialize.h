@@ -35,6 +35,14 @@ TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
                               at::ArrayRef<at::Tensor> others,
                               const MaterializeOptions& options);
 
+// NOTE [Materializing as fakes]
+//
+// A dry run computes no values. While `gives_fakes` is set, `materialize()` drops the recordings, and the tensors
+// become fakes on new storages at the placement, which count as allocations. Other fakes do not change. Nothing is
+// retained. For all threads; takes no lock.
+TORCHEXT_API void materializeAsFakes(bool gives_fakes);
+TORCHEXT_API bool materializesAsFakes() noexcept;
+
 // The predicted cost of `evaluate(deferred)`, without computing anything, in bytes: the peak of host memory, including
 // the value itself if it is on the host, and the bytes that all operators write. Raises ValueError if `deferred` is not
 // deferred.

@@ -7,7 +7,9 @@
 #include <c10/core/InferenceMode.h>
 
 #include "../fake/cuda/fake_cuda.h"
+#include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_storage.h"
+#include "../fake/storage/fake_tensor_impl.h"
 #include "graph/op_graph.h"
 #include "state/real_dispatch.h"
 
@@ -24,10 +26,14 @@ bool isConvertible(ScalarType dtype) {
 }
 
 // An empty tensor resolves the index of `cuda`, and raises PyTorch's own error for a device that does not exist.
-c10::Device existingDevice(c10::Device device) {
+c10::Device existingDevice(c10::Device device, bool is_fake) {
   TORCH_CHECK_VALUE(!device.is_meta(),
                     "Tensors cannot be materialized on the device `meta`, where they have no values. Leave them "
                     "deferred, or use torchext.fake.meta_like().");
+  if (is_fake) {
+    const FakeFactoriesGuard guard;
+    return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
+  }
   TORCH_CHECK_VALUE(!device.is_cuda() || hasRealCuda(), "Tensors cannot be materialized on ", device,
                     ", because this machine has no CUDA device.");
   const RealDispatch guard;
@@ -59,7 +65,8 @@ Tensor shownAs(const Tensor& tensor, const Storage& storage, const Move& move) {
   }
   // The mode at construction determines whether a tensor is an inference tensor.
   const c10::InferenceMode mode{tensor.is_inference()};
-  return geometry.makeTensor(storage);
+  Tensor shown = geometry.makeTensor(storage);
+  return isFakeStorage(storage) ? makeFakeTensor(storage, *shown.unsafeGetTensorImpl()) : shown;
 }
 
 // Returns the tensors on `fake`, including those of `tensors` that are on it, without duplicates.
@@ -76,13 +83,13 @@ std::vector<Tensor> tensorsOn(const Storage& fake, at::ArrayRef<Tensor> tensors)
 
 }  // namespace
 
-Placement checkedPlacement(const Placement& placement) {
+Placement checkedPlacement(const Placement& placement, bool is_fake) {
   Placement checked = placement;
   TORCH_CHECK_TYPE(!placement.dtype || isConvertible(*placement.dtype),
                    "`dtype` was expected to be floating point or complex, but it is ",
                    c10::toString(placement.dtype.value_or(ScalarType::Undefined)), ".");
   if (placement.device) {
-    checked.device = existingDevice(*placement.device);
+    checked.device = existingDevice(*placement.device, is_fake);
   }
   return checked;
 }
@@ -110,6 +117,20 @@ Storage becomeRealElsewhere(const Storage& fake, const Storage& real, const Move
   Storage storage = moved(real, move);
   moveOnto(fake, storage, move, tensors);
   return storage;
+}
+
+void becomeFakeElsewhere(
+    const Storage& fake, const Move& move, at::ArrayRef<Tensor> tensors, bool is_pinned, const Storage& value) {
+  const auto [from, to] = move.dtypes.value_or(std::pair{ScalarType::Byte, ScalarType::Byte});
+  const auto options = at::TensorOptions().device(move.device.value_or(fake.device())).dtype(to);
+  const RealFactoriesGuard not_deferred;
+  const FakeFactoriesGuard guard;
+  const auto count = static_cast<int64_t>(fake.nbytes() / c10::elementSize(from));
+  const Tensor made = at::empty({count}, options.pinned_memory(is_pinned));
+  if (value) {
+    made.copy_(elementsOf(value, ScalarType::Byte));  // fakes know the values of small constants
+  }
+  moveOnto(fake, made.storage(), move, tensors);
 }
 
 void moveOnto(const Storage& fake, const Storage& moved, const Move& move, at::ArrayRef<Tensor> tensors) {

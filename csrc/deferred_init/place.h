@@ -19,9 +19,9 @@ struct Placement {
   std::optional<c10::ScalarType> dtype;
 };
 
-// Returns `placement` with the index of its device. Raises if tensors with data cannot be on the device, or if the
-// dtype is neither floating point nor complex.
-Placement checkedPlacement(const Placement& placement);
+// Returns `placement` with the index of its device. Raises if tensors cannot be on the device, with data or as fakes,
+// or if the dtype is neither floating point nor complex.
+Placement checkedPlacement(const Placement& placement, bool is_fake);
 
 // NOTE [Materializing elsewhere]
 //
@@ -53,6 +53,13 @@ c10::Storage becomeRealElsewhere(const c10::Storage& fake,
                                  const c10::Storage& real,
                                  const Move& move,
                                  at::ArrayRef<at::Tensor> tensors);
+
+// Moves the tensors to a new fake storage: NOTE [Materializing as fakes]. `value` has its bytes, or is null.
+void becomeFakeElsewhere(const c10::Storage& fake,
+                         const Move& move,
+                         at::ArrayRef<at::Tensor> tensors,
+                         bool is_pinned,
+                         const c10::Storage& value);
 
 // The same with `moved`, the storage after the move.
 void moveOnto(const c10::Storage& fake, const c10::Storage& moved, const Move& move, at::ArrayRef<at::Tensor> tensors);

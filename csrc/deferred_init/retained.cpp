@@ -125,6 +125,40 @@ void Retained::deferAgain() const {
   setValue(fake, value_);
 }
 
+void Retained::unlink(const c10::TensorImpl* tensor) {
+  for (Holder& holder : holders_) {
+    if (holder.tensor._unsafe_get_target() == tensor) {
+      holder.tensor.reset();
+      holder.unlinked = tensor;
+    }
+  }
+}
+
+void Retained::link(c10::TensorImpl* tensor) {
+  for (Holder& holder : holders_) {
+    if (holder.unlinked == tensor) {
+      using Reference = c10::intrusive_ptr<c10::TensorImpl>;
+      holder.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>{Reference::unsafe_reclaim_from_nonowning(tensor)};
+      holder.unlinked = nullptr;
+    }
+  }
+}
+
+UnlinkedTensors::UnlinkedTensors(at::ArrayRef<Tensor> tensors) {
+  for (const Tensor& tensor : tensors) {
+    if (const auto retained = Retained::of(tensor)) {
+      retained->unlink(tensor.unsafeGetTensorImpl());
+      unlinked_.emplace_back(retained, tensor.unsafeGetTensorImpl());
+    }
+  }
+}
+
+UnlinkedTensors::~UnlinkedTensors() {
+  for (const auto& [retained, tensor] : unlinked_) {
+    retained->link(tensor);
+  }
+}
+
 void Retained::moveTo(const Storage& fake, const Found& found) const {
   const Geometry geometry = geometryAfterwards(found);
   const c10::InferenceMode mode{found.tensor.is_inference()};

@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <torchext/macros.h>
 
+#include "../support/leases.h"
 #include "graph/op_graph.h"
 
 namespace torchext {
@@ -51,12 +53,17 @@ class Retained final : public Provenance {
   // Frees the memory and defers the tensors.
   void deferAgain() const;
 
+  // Drops the weak reference to a tensor, and makes it again. The caller holds `LockRank::kReplay`.
+  void unlink(const c10::TensorImpl* tensor);
+  void link(c10::TensorImpl* tensor);
+
  private:
   struct Holder {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     Geometry recorded;
     // The version when it became real. Meaningless for inference tensors, which have no version.
     std::uint32_t version = 0;
+    const c10::TensorImpl* unlinked = nullptr;
   };
 
   struct Found {
@@ -78,6 +85,19 @@ class Retained final : public Provenance {
   // The fake storage, if the tensors have left it.
   std::optional<c10::Storage> recorded_;
   std::vector<Holder> holders_;
+  const LeaseHold lease_{leaseOfRetained()};
+};
+
+// While it lives, recordings have no weak references to `tensors`: `torch.utils.swap_tensors()` raises if there are
+// any. Holds no reference to them itself, so the caller keeps them alive. The caller holds `LockRank::kReplay`.
+class TORCHEXT_API UnlinkedTensors {
+ public:
+  explicit UnlinkedTensors(at::ArrayRef<at::Tensor> tensors);
+  C10_DISABLE_COPY_AND_ASSIGN(UnlinkedTensors);
+  ~UnlinkedTensors();
+
+ private:
+  std::vector<std::pair<std::shared_ptr<Retained>, c10::TensorImpl*>> unlinked_;
 };
 
 // A value and the geometry of a tensor that shows it.

@@ -37,6 +37,7 @@
 #include "values/assumed_reads.h"
 #include "values/assumptions.h"
 #include "values/known_values.h"
+#include "values/value_shortcuts.h"
 
 namespace torchext {
 
@@ -146,7 +147,7 @@ void ctcLossKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
     return;
   }
   for (const std::size_t position : {std::size_t{2}, std::size_t{3}}) {
-    const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+    const HiddenCalls guard;
     c10::IValue& lengths = torch::jit::peek(*stack, position, count);
     const Tensor value = lengths.toTensor().to(c10::kLong).contiguous();
     lengths = std::vector<int64_t>(value.data_ptr<int64_t>(), value.data_ptr<int64_t>() + value.numel());
@@ -215,12 +216,33 @@ void oneHotKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   torch::jit::push(*stack, self.new_zeros(sizes).scatter_(-1, self.unsqueeze(-1), 1));
 }
 
+// Whether a formula reads `self`, which has no values, only to find zeros or NaNs: NOTE [Shortcuts that read values].
+bool isCheckedForSpecialValues(const Tensor& self) {
+  return isUndeferredFake(self) && !hasValue(self) && looksForSpecialValues(isInGradientFormula());
+}
+
 // `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
 void localScalarKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  if (isCheckedForSpecialValues(self)) {
+    torch::jit::drop(*stack, 1);
+    torch::jit::push(*stack, c10::Scalar{false});
+    return;
+  }
   const bool calls_fake_directly = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
                                    !self.key_set().has(DispatchKey::DeferredInit) && isSmall(self);
   op.redispatchBoxed(calls_fake_directly ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
+}
+
+// `prod_backward()` reads the positions of zeros.
+void nonzeroKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  if (isCheckedForSpecialValues(self)) {
+    torch::jit::drop(*stack, 1);
+    torch::jit::push(*stack, self.new_empty({0, self.dim()}, c10::kLong));
+    return;
+  }
+  op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 // `record_stream` only has a CUDA kernel, which looks up the block of the caching allocator by its address.
@@ -354,7 +376,7 @@ Stack padSequences(const Tensor& data,
   const auto num_lengths = static_cast<int64_t>(lengths.size());
   const Tensor made = at::empty({num_lengths}, at::TensorOptions(c10::kLong).device(c10::kCPU));
   {
-    const c10::impl::ExcludeDispatchKeyGuard hidden{kHiddenFromUsers};
+    const HiddenCalls hidden;
     setValue(made, at::from_blob(lengths.data(), {num_lengths}, at::TensorOptions(c10::kLong)), kind);
   }
   return {batch_first ? output.transpose(0, 1) : output, made};
@@ -402,6 +424,7 @@ void makeResultsOfZerosFake() {
 void registerComposites(torch::Library& library) {
   library.impl("max_pool1d", &maxPool1d);
   library.impl("_local_scalar_dense", torch::CppFunction::makeFromBoxedFunction<&localScalarKernel>());
+  library.impl("nonzero", torch::CppFunction::makeFromBoxedFunction<&nonzeroKernel>());
   library.impl("record_stream", &recordStream);
   library.impl("is_pinned", torch::CppFunction::makeFromBoxedFunction<&isPinnedKernel>());
   library.impl("_fused_sdp_choice", torch::CppFunction::makeFromBoxedFunction<&sdpChoiceKernel>());

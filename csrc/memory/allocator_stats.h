@@ -101,4 +101,21 @@ struct TORCHEXT_API AllocatorStats {
   void resetAccumulated();
 };
 
+// The statistics of pinned memory, by the names of `torch._C._cuda_hostMemoryStats()`.
+struct HostStats {
+  MemoryStat allocations;  // from the driver
+  MemoryStat active_requests;
+  MemoryStat allocated_bytes;
+  MemoryStat active_bytes;
+
+  // Calls `visit(name, stat)` for each statistic.
+  template <typename Self, typename Visit>
+  static void forEach(Self& self, const Visit& visit) {
+    visit("allocations", self.allocations);
+    visit("active_requests", self.active_requests);
+    visit("allocated_bytes", self.allocated_bytes);
+    visit("active_bytes", self.active_bytes);
+  }
+};
+
 }  // namespace torchext

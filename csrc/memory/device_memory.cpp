@@ -53,6 +53,11 @@ MemoryCategory categoryOf(const AllocationCause& cause, const ThreadScope& scope
 
 }  // namespace
 
+std::string& userMetadata() noexcept {
+  thread_local std::string metadata;
+  return metadata;
+}
+
 DeviceMemory& DeviceMemory::of(c10::Device device) {
   // Leaked: storages are freed at any time.
   static auto* others = new DeviceMemory{c10::kCPU};
@@ -83,6 +88,7 @@ bool DeviceMemory::isPinned() const noexcept {
 // `CachingHostAllocatorImpl::get_free_block()`.
 std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
   std::size_t size = bytes;
+  bool is_new = true;
   if (isPinned()) {
     const PinnedSettings settings = pinnedSettings();
     size = bytes <= settings.most_rounded && bytes <= settings.most_cached ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
@@ -93,26 +99,73 @@ std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
     if (found != unused.rend()) {
       size = *found;
       unused.erase(std::next(found).base());
-      return size;
+      is_new = false;
     }
   }
-  bytes_of_blocks_ += size;
+  if (is_new) {
+    host_stats_.allocations.increase(1);
+    host_stats_.allocated_bytes.increase(static_cast<std::int64_t>(size));
+  }
+  host_stats_.active_requests.increase(1);
+  host_stats_.active_bytes.increase(static_cast<std::int64_t>(size));
   return size;
+}
+
+void DeviceMemory::returnBlock(std::size_t size) noexcept {
+  host_stats_.active_requests.decrease(1);
+  host_stats_.active_bytes.decrease(static_cast<std::int64_t>(size));
+  if (isPinned() && size <= pinnedSettings().most_cached) {
+    free_blocks_[c10::llvm::Log2_64_Ceil(size)].push_back(size);
+  } else {
+    releaseBlock(size);
+  }
+}
+
+void DeviceMemory::releaseBlock(std::size_t size) noexcept {
+  host_stats_.allocations.decrease(1);
+  host_stats_.allocated_bytes.decrease(static_cast<std::int64_t>(size));
+}
+
+HostStats DeviceMemory::hostStats() {
+  const Locked lock{LockRank::kDeviceMemory};
+  followGpu();
+  return host_stats_;
+}
+
+void DeviceMemory::resetHostStats(bool of_peak) {
+  const Locked lock{LockRank::kDeviceMemory};
+  HostStats::forEach(host_stats_, [of_peak](const char* /*name*/, MemoryStat& stat) {
+    of_peak ? stat.resetPeak() : stat.resetAccumulated();
+  });
+}
+
+void DeviceMemory::releaseFreeBlocks() {
+  const Locked lock{LockRank::kDeviceMemory};
+  for (const auto& [logarithm, sizes] : std::exchange(free_blocks_, {})) {
+    for (const std::size_t size : sizes) {
+      releaseBlock(size);
+    }
+  }
 }
 
 // Configures the allocator for the current fake GPU. After a change of the fake devices it is replaced, as in a new
 // process, if no allocations are left. Otherwise live blocks still count, and cached segments are released.
 void DeviceMemory::followGpu() {
-  if (!device_.is_cuda()) {
+  const std::uint64_t generation = fakeCudaGeneration();
+  if (generation == generation_ && (allocator_ || !device_.is_cuda())) {
     return;
   }
-  const std::uint64_t generation = fakeCudaGeneration();
-  if (allocator_ && generation == generation_) {
+  if (!device_.is_cuda()) {
+    generation_ = generation;
+    if (first_ == nullptr) {
+      free_blocks_.clear();
+      host_stats_ = {};
+    }
     return;
   }
   const CudaSettings settings = cudaSettings();
   generation_ = generation;
-  forgetWorkspaces();
+  forgetWorkspacesIfAlone();
   const GpuDescription& gpu = fakeGpu();
   const auto capacity = static_cast<std::size_t>(gpu.total_memory - gpu.context_memory);
   if (!allocator_ || first_ == nullptr) {
@@ -137,7 +190,7 @@ void DeviceMemory::observe() {
     return;
   }
   allocator_->setObserver([this](MemoryAction action, std::uintptr_t address, std::size_t bytes, c10::StreamId stream) {
-    history_.push_back({action, address, bytes, stream, nowInMicroseconds(), stack_});
+    history_.push_back({action, address, bytes, stream, nowInMicroseconds(), stack_, userMetadata()});
     if (action == MemoryAction::kAlloc && stack_ != nullptr) {
       stacks_[address] = stack_;
     } else if (action == MemoryAction::kFreeCompleted) {
@@ -166,6 +219,7 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
     stack_ = std::move(stack);
     try {
       if (allocator_) {
+        setFakeCudaInitialized();
         allocation->block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
       } else {
         allocation->size = takeBlock(bytes);
@@ -190,17 +244,26 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
   raiseOutOfMemory(bytes);
 }
 
-// Frees the workspaces if they are the only allocations: they do not keep the allocator alive.
-void DeviceMemory::forgetWorkspaces() {
+// Workspaces do not keep the allocator alive.
+void DeviceMemory::forgetWorkspacesIfAlone() {
   std::size_t num_allocations = 0;
   for (const Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
     ++num_allocations;
   }
   if (num_allocations == workspaces_.size()) {
-    for (const auto& [key, workspace] : std::exchange(workspaces_, {})) {
-      freeLocked(workspace);
-    }
+    forgetWorkspacesLocked();
   }
+}
+
+void DeviceMemory::forgetWorkspacesLocked() {
+  for (const auto& [key, workspace] : std::exchange(workspaces_, {})) {
+    freeLocked(workspace);
+  }
+}
+
+void DeviceMemory::forgetWorkspaces() {
+  const Locked lock{LockRank::kDeviceMemory};
+  forgetWorkspacesLocked();
 }
 
 void DeviceMemory::keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause) {
@@ -237,12 +300,7 @@ void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
   if (allocation->block != nullptr) {
     allocator_->free(allocation->block);
   } else {
-    const std::size_t size = allocation->size;
-    if (isPinned() && size <= pinnedSettings().most_cached) {
-      free_blocks_[c10::llvm::Log2_64_Ceil(size)].push_back(size);
-    } else {
-      bytes_of_blocks_ -= size;
-    }
+    returnBlock(allocation->size);
   }
   if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
     timeline->addDeath(allocation->number, reserved());
@@ -276,7 +334,7 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
 
 std::size_t DeviceMemory::reserved() const {
   return allocator_ ? static_cast<std::size_t>(allocator_->stats().reserved_bytes.of(StatPool::kAll).current)
-                    : bytes_of_blocks_;
+                    : static_cast<std::size_t>(host_stats_.allocated_bytes.current);
 }
 
 void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
@@ -323,6 +381,16 @@ void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries, HistoryS
   observe();
 }
 
+bool DeviceMemory::isHistoryRecorded() const {
+  const Locked lock{LockRank::kDeviceMemory};
+  return max_history_ > 0;
+}
+
+bool DeviceMemory::hasAllocations() const {
+  const Locked lock{LockRank::kDeviceMemory};
+  return first_ != nullptr;
+}
+
 std::vector<TraceEntry> DeviceMemory::history() {
   const Locked lock{LockRank::kDeviceMemory};
   return {history_.begin(), history_.end()};
@@ -335,11 +403,8 @@ std::shared_ptr<const StackTrace> DeviceMemory::stackOf(std::uintptr_t address) 
 
 void DeviceMemory::reportExisting(Timeline& timeline) {
   const Locked lock{LockRank::kDeviceMemory};
-  if (allocator_) {
+  if (allocator_ || !device_.is_cuda()) {
     followGpu();
-  } else if (first_ == nullptr) {
-    free_blocks_.clear();  // of an earlier program
-    bytes_of_blocks_ = 0;
   }
   for (Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
     AllocationRecord record = recordOf(*allocation, {});

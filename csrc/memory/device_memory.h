@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -21,6 +22,7 @@
 
 #include "../support/interpreter.h"
 #include "../support/locks.h"
+#include "allocator_stats.h"
 #include "caching_allocator.h"
 #include "kernels/kernel_memory.h"
 #include "timeline.h"
@@ -55,7 +57,11 @@ struct TraceEntry {
   c10::StreamId stream;
   std::int64_t time_us;                     // since the epoch
   std::shared_ptr<const StackTrace> stack;  // null if not recorded
+  std::string metadata;                     // of the thread: `userMetadata()`
 };
+
+// The text that entries of this thread carry, set by `torch.cuda.memory._set_memory_metadata()`.
+TORCHEXT_API std::string& userMetadata() noexcept;
 
 // The cause of an allocation.
 struct AllocationCause {
@@ -92,6 +98,15 @@ class TORCHEXT_API DeviceMemory {
   // Ensures a workspace of at least `bytes` for the current stream of this thread, and keeps it.
   void keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause);
 
+  // Frees all workspaces.
+  void forgetWorkspaces();
+
+  // The following functions are for pinned memory only.
+
+  HostStats hostStats();
+  void resetHostStats(bool of_peak);
+  void releaseFreeBlocks();
+
   // The following functions are for CUDA devices only.
 
   // Calls `use` with the allocator, holding the lock for allocations and frees. So `use` must not create Python
@@ -109,6 +124,8 @@ class TORCHEXT_API DeviceMemory {
 
   // Keeps the last `max_entries` actions, or stops recording.
   void recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks);
+  bool isHistoryRecorded() const;
+  bool hasAllocations() const;
   std::vector<TraceEntry> history();
 
   // Returns the stack that allocated the block at an address, or null. Call it in `withAllocator()`.
@@ -120,8 +137,11 @@ class TORCHEXT_API DeviceMemory {
  private:
   void followGpu();
   void freeLocked(Allocation* allocation) noexcept;
-  void forgetWorkspaces();
+  void forgetWorkspacesIfAlone();
+  void forgetWorkspacesLocked();
   std::size_t takeBlock(std::size_t bytes);
+  void returnBlock(std::size_t size) noexcept;
+  void releaseBlock(std::size_t size) noexcept;
   bool isPinned() const noexcept;
   void observe();
   std::shared_ptr<const StackTrace> stackToRecord(HistoryStacks least) const;
@@ -132,10 +152,9 @@ class TORCHEXT_API DeviceMemory {
   const c10::Device device_;
   std::optional<CachingAllocator> allocator_;
   std::uint64_t generation_ = 0;  // of the fake GPU that the allocator belongs to
-  // For pinned memory: the sizes of free blocks by the logarithm of the size, and the bytes of all blocks, as in ATen's
-  // `CachingHostAllocatorImpl`.
+  // For pinned memory: the sizes of free blocks by the logarithm of the size, as in ATen's `CachingHostAllocatorImpl`.
   std::map<unsigned, std::vector<std::size_t>> free_blocks_;
-  std::size_t bytes_of_blocks_ = 0;
+  HostStats host_stats_;
   Allocation* first_ = nullptr;  // the list of live allocations
   // Key: the workspace, whether it is for backward passes, the stream.
   std::map<std::tuple<WorkspaceNumber, bool, c10::StreamId>, Allocation*> workspaces_;

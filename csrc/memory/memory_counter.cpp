@@ -240,7 +240,8 @@ void observeCaches(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRe
 class Counter final : public MemoryCounter {
  public:
   bool counts(Device device) const noexcept override {
-    return (device.is_cpu() || device.is_cuda()) && (isTracking() || (device.is_cuda() && !hasRealCuda()));
+    const bool has_stats = device.is_cuda() || device == kPinnedMemory;
+    return (device.is_cpu() || device.is_cuda()) && (isTracking() || (has_stats && !hasRealCuda()));
   }
 
   void* allocate(std::size_t nbytes, Device device, std::uint8_t label) override {

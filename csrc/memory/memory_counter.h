@@ -23,8 +23,8 @@ namespace torchext {
 //
 // All other memory keeps the category of its allocation.
 
-// Starts counting the storages of fake tensors: on fake CUDA devices always, by the simulated allocator of the device;
-// on other devices while a tracker is open. Call it once, when the library is loaded.
+// Starts counting the storages of fake tensors: on fake CUDA devices and in pinned memory always, by simulated
+// allocators; on other devices while a tracker is open. Call it once, when the library is loaded.
 void registerMemoryCounter();
 
 // Sets the category of `storage`, unless it has one that comes later in `MemoryCategory`. Counts the storage if it is

@@ -5,10 +5,12 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
+#include "../support/locks.h"
 #include "timeline.h"
 
 namespace torchext {
@@ -61,9 +63,35 @@ std::string memoryByCategory(c10::Device device) {
   return text.str();
 }
 
+using Observers = std::vector<std::function<void(const OutOfMemory&)>>;
+
+Observers& observers() {
+  static auto* all = new Observers;  // leaked: Python functions outlive the interpreter
+  return *all;
+}
+
 }  // namespace
 
+void addOutOfMemoryObserver(std::function<void(const OutOfMemory&)> observer) {
+  const Locked lock{LockRank::kDeviceMemory};
+  observers().push_back(std::move(observer));
+}
+
+void forgetOutOfMemoryObservers() {
+  Observers forgotten;
+  const Locked lock{LockRank::kDeviceMemory};
+  forgotten.swap(observers());
+}
+
 void raise(const OutOfMemory& report) {
+  Observers called;
+  {
+    const Locked lock{LockRank::kDeviceMemory};
+    called = observers();
+  }
+  for (const auto& observer : called) {
+    observer(report);
+  }
   std::string allowed;
   if (report.allowed) {
     allowed = formatted(*report.allowed) + " allowed; ";

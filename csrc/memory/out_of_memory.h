@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 
 #include <c10/core/Device.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -17,6 +19,10 @@ struct OutOfMemory {
   std::size_t allocated;
   std::size_t reserved;
 };
+
+// Calls `observer` before each error from now on, on the thread that raises it, without locks.
+TORCHEXT_API void addOutOfMemoryObserver(std::function<void(const OutOfMemory&)> observer);
+TORCHEXT_API void forgetOutOfMemoryObservers();
 
 // Raises `torch.OutOfMemoryError` with the text of CUDACachingAllocator.cpp and, if memory is tracked, the bytes of
 // each category.

@@ -12,6 +12,7 @@
 #include "../fake/fake.h"
 #include "../marks/source_lines.h"
 #include "../support/leases.h"
+#include "../support/locks.h"
 #include "../support/recycled_memory.h"
 
 #include <algorithm>
@@ -50,6 +51,15 @@ void materializeTensors(const Tensors& placed,
   };
   const pybind11::gil_scoped_release no_gil;
   raisingOwnClass([&] { materialize(placed, others, {{device, dtype}, retain, report}); });
+}
+
+// Calls `swap`, which is `torch._C._swap_tensor_impl()`, while recordings do not refer to the tensors.
+void swapTensors(const pybind11::function& swap, const pybind11::object& one, const pybind11::object& other) {
+  const pybind11::gil_scoped_release no_gil;  // another thread may hold the lock and wait for the interpreter
+  const Locked lock{LockRank::kReplay};
+  const pybind11::gil_scoped_acquire gil;
+  const UnlinkedTensors guard{Tensors{pybind11::cast<at::Tensor>(one), pybind11::cast<at::Tensor>(other)}};
+  swap(one, other);
 }
 
 // Returns the fakes in `container`, and in the dictionaries, lists and tuples in it, if no other fake storage is alive
@@ -208,6 +218,7 @@ void bindDeferredInit(pybind11::module_& module) {
              pybind11::arg("on_done") = pybind11::none());
   bind(module, "defer_again", [](const Tensors& tensors) { raisingOwnClass([&] { deferAgain(tensors); }); });
   bind(module, "is_retained", isRetained);
+  module.def("swap_tensors", torch::wrap_pybind_function(swapTensors));
   bind(module, "evaluate", evaluateTensor);
   pybind11::class_<RecycledMemory, std::shared_ptr<RecycledMemory>>(module, "RecycledMemory")
       .def(pybind11::init(&RecycledMemory::make), pybind11::arg("slack"))
@@ -224,6 +235,8 @@ void bindDeferredInit(pybind11::module_& module) {
       .def("keep_apart", torch::wrap_pybind_function_no_gil(&RecordedValue::keepApart));
   bind(module, "digest_of", digestOfTensor);
   bind(module, "skip_fill", skipFill);
+  bind(module, "materialize_as_fakes", materializeAsFakes);
+  bind(module, "materializes_as_fakes", materializesAsFakes);
   module.def("explain", torch::wrap_pybind_function(explainTensors), pybind11::arg("tensors"),
              pybind11::arg("uses_computed") = false);
   module.def("time_operators", torch::wrap_pybind_function(timeOperatorsOf), pybind11::arg("tensors"),

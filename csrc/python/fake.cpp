@@ -206,6 +206,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "enter_fake_cuda", enterFakeCuda);
   bind(module, "leave_fake_cuda", leaveFakeCuda);
   bind(module, "fake_cuda_devices", []() -> std::int64_t { return fakeCudaDeviceCount(); });
+  bind(module, "set_fake_cuda_initialized", setFakeCudaInitialized);
   bind(module, "largest_fake_cuda_devices", []() -> std::int64_t { return largestFakeCudaDeviceCount(); });
   bind(module, "describe_fake_gpu", describe);
   bind(module, "describe_fake_gpu_again", describeAgain);

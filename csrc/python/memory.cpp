@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 #include "../memory/device_memory.h"
 #include "../memory/kernels/blas_workspace.h"
 #include "../memory/memory_counter.h"
+#include "../memory/out_of_memory.h"
 #include "../memory/real_allocations.h"
 #include "../memory/timeline.h"
 #include "../support/locks.h"
@@ -74,6 +76,52 @@ py::dict asDict(const AllocatorStats& stats) {
 // The same as `torch._C._cuda_memoryStats()`.
 py::dict memoryStats(std::int64_t device) {
   return asDict(memoryOf(device).withAllocator([](const CachingAllocator& allocator) { return allocator.stats(); }));
+}
+
+// The same as `torch._C._cuda_hostMemoryStats()`. The times are those of calls of the driver.
+py::dict hostMemoryStats() {
+  const HostStats stats = DeviceMemory::of(kPinnedMemory).hostStats();
+  py::dict result;
+  result["num_host_alloc"] = stats.allocations.allocated;
+  result["num_host_free"] = stats.allocations.freed;
+  HostStats::forEach(stats, [&result](const char* name, const MemoryStat& stat) { result[name] = asDict(stat); });
+  for (const char* name : {"host_alloc_time", "host_free_time"}) {
+    py::dict times;
+    for (const char* key : {"total", "max", "min", "count", "avg"}) {
+      times[key] = 0;
+    }
+    result[name] = times;
+  }
+  return result;
+}
+
+// `observer` is called with the device, and the bytes requested, allowed and free.
+void onOutOfMemory(const py::function& observer) {
+  const auto kept = std::shared_ptr<PyObject>{py::function{observer}.release().ptr(), [](PyObject* function) {
+                                                const py::gil_scoped_acquire lock;
+                                                Py_DECREF(function);
+                                              }};
+  addOutOfMemoryObserver([kept](const OutOfMemory& report) {
+    const py::gil_scoped_acquire lock;
+    py::handle{kept.get()}(static_cast<int>(report.device), report.requested, report.allowed.value_or(report.capacity),
+                           report.free);
+  });
+}
+
+// Tensors from an earlier block show that the devices have been used.
+bool isInitialized() {
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    if (memoryOf(i).hasAllocations()) {
+      return true;
+    }
+  }
+  return isFakeCudaInitialized();
+}
+
+void forgetWorkspaces() {
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    memoryOf(i).forgetWorkspaces();
+  }
 }
 
 void emptyCache() {
@@ -205,7 +253,7 @@ py::list memoryTraces() {
       described["stream"] = entry.stream;
       described["time_us"] = entry.time_us;
       described["compile_context"] = "N/A";
-      described["user_metadata"] = "";
+      described["user_metadata"] = entry.metadata;
       described["pool_id"] = std::tuple{0, 0};
       described["frames"] = asFrames(entry.stack.get());
       trace.append(described);
@@ -213,6 +261,18 @@ py::list memoryTraces() {
     traces.append(trace);
   }
   return traces;
+}
+
+// Returns the frames that allocated the block at `address`, or none.
+std::optional<py::list> allocationTraceback(std::uintptr_t address) {
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    DeviceMemory& memory = memoryOf(i);
+    const auto stack = memory.withAllocator([&](const CachingAllocator&) { return memory.stackOf(address); });
+    if (stack != nullptr) {
+      return asFrames(stack.get());
+    }
+  }
+  return std::nullopt;
 }
 
 // Runs events through a new allocator: ("alloc", id, bytes, stream), ("free", id, 0, 0), ("record", id, 0, stream),
@@ -422,6 +482,19 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_reset_accumulated_memory_stats",
        onAllocator([](auto& allocator) { allocator.stats().resetAccumulated(); }));
   bind(module, "cuda_empty_cache", emptyCache);
+  bind(module, "is_fake_cuda_initialized", isInitialized);
+  bind(module, "forget_workspaces", forgetWorkspaces);
+  module.def("cuda_host_memory_stats", torch::wrap_pybind_function(hostMemoryStats));
+  bind(module, "cuda_reset_peak_host_memory_stats", [] { DeviceMemory::of(kPinnedMemory).resetHostStats(true); });
+  bind(module, "cuda_reset_accumulated_host_memory_stats",
+       [] { DeviceMemory::of(kPinnedMemory).resetHostStats(false); });
+  bind(module, "cuda_empty_host_cache", [] { DeviceMemory::of(kPinnedMemory).releaseFreeBlocks(); });
+  module.def("on_cuda_out_of_memory", torch::wrap_pybind_function(onOutOfMemory));
+  bind(module, "forget_out_of_memory_observers", forgetOutOfMemoryObservers);
+  bind(module, "cuda_memory_metadata", [] { return userMetadata(); });
+  bind(module, "set_cuda_memory_metadata", [](const std::string& metadata) { userMetadata() = metadata; });
+  module.def("cuda_allocation_traceback", torch::wrap_pybind_function(allocationTraceback));
+  bind(module, "is_cuda_history_recorded", [] { return memoryOf(0).isHistoryRecorded(); });
   bind(module, "check_allocator_settings", [](const std::string& settings) { cudaSettings(settings); });
   bind(module, "cuda_mem_get_info", onAllocator([](auto& allocator) {
          return std::tuple{allocator.driver().available(), static_cast<std::size_t>(fakeGpu().total_memory)};

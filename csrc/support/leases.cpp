@@ -24,6 +24,11 @@ Lease& leaseOfFakes() noexcept {
   return lease;
 }
 
+Lease& leaseOfRetained() noexcept {
+  static Lease lease;
+  return lease;
+}
+
 Lease& leaseOfMarks() noexcept {
   static Lease lease;
   return lease;

@@ -1,6 +1,7 @@
 #include "autograd.h"
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -64,6 +65,11 @@ void dropUnfinishedBackward() {
 bool isRunningPyTorchsNode() {
   const auto node = torch::autograd::get_current_node();
   return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) != nullptr;
+}
+
+std::string nameOfRunningNode() {
+  const auto node = torch::autograd::get_current_node();
+  return node ? node->name() : std::string{};
 }
 
 }  // namespace torchext

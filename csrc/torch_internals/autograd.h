@@ -22,6 +22,9 @@ std::optional<std::string> creationMetadataOf(const at::Tensor& tensor);
 bool isRunningBackward();
 bool isRunningPyTorchsNode();
 
+// Returns the name of the node that this thread runs, such as "ProdBackward0", or an empty string.
+std::string nameOfRunningNode();
+
 // Clears the ready queue of this thread after a backward pass that raised an error: nodes that were ready, with their
 // gradients and saved tensors. PyTorch's next backward pass would run them. Do not call it in a backward pass, whose
 // nodes are in that queue.

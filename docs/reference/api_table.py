@@ -6,10 +6,11 @@ import ast
 import enum
 import importlib
 import inspect
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+
+from generated_page import write_or_check
 
 import torchext
 
@@ -87,13 +88,5 @@ def _escaped(code: str) -> str:
     return code.replace("|", "\\|")
 
 
-def main() -> None:
-    """Write the page, or compare it."""
-    if "--check" not in sys.argv:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        sys.exit(f"{PAGE.name} is not up to date: run `python docs/reference/api_table.py`")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page())

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from generated_page import write_or_check
 
 from torchext import amp
 
@@ -51,14 +52,12 @@ def page() -> str:
 
 def main() -> None:
     """Write or check the page."""
-    if "--check" not in sys.argv:
-        PAGE.write_text(page())
-        return
-    text = PAGE.read_text()
-    if not re.search(rf"^For PyTorch {re.escape(release())}\.", text, re.MULTILINE):
+    if "--check" in sys.argv and not re.search(
+        rf"^For PyTorch {re.escape(release())}\.", PAGE.read_text(), re.MULTILINE
+    ):
         print(f"{PAGE.name} was generated for another release of PyTorch than {release()}: nothing to compare")
-    elif text != page():
-        sys.exit(f"{PAGE.name} is not up to date: run `python docs/reference/autocast_policies.py`")
+    else:
+        write_or_check(PAGE, page())
 
 
 if __name__ == "__main__":

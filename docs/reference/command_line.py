@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+from generated_page import write_or_check
 
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """\
@@ -116,14 +117,5 @@ def prose(text: str) -> Iterator[str]:
             yield from ("", code_in(words.lstrip()))
 
 
-def main() -> None:
-    """Write or check."""
-    text = page(parsers())
-    if "--check" not in sys.argv:
-        PAGE.write_text(text)
-    elif PAGE.read_text() != text:
-        sys.exit(f"{PAGE.name} is not up to date: run `python docs/reference/command_line.py`")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page(parsers()))

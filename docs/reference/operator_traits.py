@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from generated_page import write_or_check
 
 from torchext import _C
 
@@ -27,13 +28,5 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Write or check the page."""
-    if "--check" not in sys.argv:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        sys.exit(f"{PAGE.name} is not up to date: run `python docs/reference/operator_traits.py`")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page())

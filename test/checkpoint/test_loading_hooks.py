@@ -32,6 +32,27 @@ class PostHookInPlace(PostHook):
         self.scale.copy_(self.weight.detach().abs().max())
 
 
+class OverridesAndCopies(nn.Linear):
+    """Its parameter is of a subclass, its buffer in the files, and the copied tensor is used again."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.weight = OwnParameter(self.weight.data)
+        self.register_buffer("scale", torch.ones(3))
+
+    @torch.no_grad()
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        computed = self.weight.sum(0)
+        self.scale.copy_(computed)
+        computed.zero_()
+        self.bias.copy_(self.bias + 1)
+
+
+class OwnParameter(nn.Parameter):
+    pass
+
+
 class ReadsNumbers(PostHook):
     def _derive(self, module: nn.Module, keys: object) -> None:
         self.number = float(self.weight.detach().sum())
@@ -151,8 +172,18 @@ class Large(nn.Linear):
 
 
 CLASSES: list[type[nn.Module]] = [
-    *(PostHook, PostHookInPlace, ReadsNumbers, Overrides, OverridesOutermost, ExtraState, ChangesWhatIsLoaded),
-    *(GivesOtherData, ReplacesParameter, SecondSeesFirst, Views, ViewsChanged, Tied, PartlyReal, Large),
+    *(PostHook, PostHookInPlace, ReadsNumbers, Overrides, OverridesAndCopies, OverridesOutermost, ExtraState),
+    *(
+        ChangesWhatIsLoaded,
+        GivesOtherData,
+        ReplacesParameter,
+        SecondSeesFirst,
+        Views,
+        ViewsChanged,
+        Tied,
+        PartlyReal,
+        Large,
+    ),
 ]
 
 
@@ -249,6 +280,37 @@ def test_a_hook_that_raises_leaves_the_values_of_construction() -> None:
     assert is_deferred(module.weight)
     materialize_module(module)
     assert torch.equal(module.weight, constructed(make).weight)
+
+
+def test_loaded_tensor_that_changes_after_it_was_copied_is_refused() -> None:
+    class Changes(nn.Linear):
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+            state_dict[f"{prefix}bias"].zero_()
+
+    module = constructed(deferred_init, Changes, 3, 3)
+    with pytest.raises(CheckpointError, match=r"loaded tensor of shape \(3,\) in place after it was copied .* a clone"):
+        load_checkpoint(module, {"weight": torch.ones(3, 3), "bias": torch.ones(3)})
+    materialize_module(module)
+    assert torch.equal(module.bias, constructed(Changes, 3, 3).bias)
+
+
+@pytest.mark.parametrize("change", [lambda t: t.zero_(), lambda t: t.data.zero_(), lambda t: t.numpy().fill(7)])
+def test_own_real_tensor_may_change_after_it_was_copied(change: Callable[[torch.Tensor], object]) -> None:
+    def derive(module: nn.Module, keys: object) -> None:
+        scratch = torch.ones(3)
+        with torch.no_grad():
+            module.bias.copy_(scratch)
+        change(scratch)
+
+    def make() -> nn.Module:
+        module = nn.Linear(3, 3)
+        module.register_load_state_dict_post_hook(derive)
+        return module
+
+    module = constructed(deferred_init, make)
+    load_checkpoint(module, {"weight": torch.ones(3, 3), "bias": torch.zeros(3)})
+    assert module.bias.tolist() == [1, 1, 1]
 
 
 def test_tensors_kept_by_a_hook_are_not_changed_by_later_writes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -280,3 +280,55 @@ class TestErrors:
     def test_wrong_type_is_named(self) -> None:
         with pytest.raises(TypeError, match=r"defer_again\(\) takes a tensor or a module, but `obj` is a int"):
             defer_again(3)
+
+
+class TestSwappingRetainedTensors:
+    """`torch.utils.swap_tensors()` raises if C++ has weak references to a tensor."""
+
+    def test_recording_goes_with_its_data(self) -> None:
+        tensor, other = deferred_init(torch.ones, 3), torch.zeros(3)
+        materialize_tensor(tensor, retain_graph=True)
+        torch.utils.swap_tensors(tensor, other)
+        assert (tensor.tolist(), other.tolist()) == ([0.0] * 3, [1.0] * 3)
+        with pytest.raises(ValueError, match="recording of its data was not retained"):
+            defer_again(tensor)
+        defer_again(other)
+        assert is_deferred(other)
+        assert materialize_tensor(other, retain_graph=True).tolist() == [1.0] * 3
+
+    def test_both_may_be_retained(self) -> None:
+        tensors = [deferred_init(torch.full, (2,), float(i)) for i in range(2)]
+        for tensor in tensors:
+            materialize_tensor(tensor, retain_graph=True)
+        torch.utils.swap_tensors(*tensors)
+        for tensor in tensors:
+            defer_again(tensor)
+        assert [materialize_tensor(tensor).tolist() for tensor in tensors] == [[1.0, 1.0], [0.0, 0.0]]
+
+    @pytest.mark.parametrize("has_gradients", [False, True], ids=["without gradients", "with gradients"])
+    @pytest.mark.parametrize("convert", [lambda m: m.double(), lambda m: m.to(torch.float16)], ids=["double", "half"])
+    def test_module_is_converted_by_swapping(
+        self, convert: Callable[[nn.Module], nn.Module], has_gradients: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def made() -> nn.Module:
+            torch.manual_seed(0)
+            return Model()
+
+        module = deferred_init(made)
+        materialize_module(module, retain_graph=True)
+        eager = made()
+        monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+        for one in (module, eager):
+            if has_gradients:
+                one.head(one.norm(one.embedding(torch.arange(6)))).sum().backward()
+            convert(one)
+        assert_same_module(module, eager)
+        with pytest.raises(ValueError, match="recording of its data was not retained"):
+            defer_again(module)
+
+    def test_state_dict_is_loaded_by_swapping(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = deferred_init(nn.Linear, 2, 2)
+        materialize_module(module, retain_graph=True)
+        monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+        module.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.zeros(2)})
+        assert module(torch.ones(2)).tolist() == [2.0, 2.0]

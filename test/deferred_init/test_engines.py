@@ -60,9 +60,13 @@ def test_processes_that_construct_other_values_get_those_of_rank_0(name: str) ->
     run(name)
 
 
-@pytest.mark.ci
 def test_ranks_with_different_draws_are_reported() -> None:
     run("ranks_that_are_compared")
+
+
+@pytest.mark.ci
+def test_ranks_without_elements_of_a_tensor_have_no_other_draws() -> None:
+    run("ranks_without_elements_that_are_compared")
 
 
 @pytest.mark.ci
@@ -124,13 +128,12 @@ def test_deferred_tensors_are_redistributed_as_real_ones_are(name: str) -> None:
     run(name)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
         "state_dicts_of_tensor_parallel",
-        "state_dicts_of_tensor_parallel_and_fully_shard",
-        "full_state_dicts_of_deferred",
+        pytest.param("state_dicts_of_tensor_parallel_and_fully_shard", marks=pytest.mark.ci),
+        pytest.param("full_state_dicts_of_deferred", marks=pytest.mark.ci),
     ],
 )
 def test_deferred_distributed_modules_load_and_save(name: str) -> None:

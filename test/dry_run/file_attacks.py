@@ -548,5 +548,7 @@ def arrays_and_libraries() -> None:
 
 
 if __name__ == "__main__":
+    start = Path.cwd()
     for name in sys.argv[1:]:
+        os.chdir(start / name)
         (ATTACKS | WITH_TORCH)[name]()

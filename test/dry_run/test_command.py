@@ -78,6 +78,36 @@ def test_program_that_fits_is_ended_after_its_steps(fresh_command: Command) -> N
     assert re.findall(r"step (\d) of 3", ended.err) == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize(("how", "said"), [("--to-end", "to its end"), ("--steps=1", "1 of 1 step")])
+def test_program_ends_as_in_python(how: str, said: str, command: Command) -> None:
+    program = """
+        import atexit, concurrent.futures, threading, time, weakref
+        import torch
+        class Held: pass
+        held = Held()
+        weakref.finalize(held, print, "finalized")
+        atexit.register(lambda: print("at exit on", torch.ones(2, device="cuda").device))
+        model = torch.nn.Linear(2, 2).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        late = threading.Thread(target=lambda: (time.sleep(2), print("thread ended")))
+        late.start()
+        for _ in range(3):
+            model(torch.ones(1, 2, device="cuda")).sum().backward()
+            optimizer.step()
+        pool.submit(lambda: print("task done"))
+        raise RuntimeError("after the last step")
+    """
+    ended = command(program, how)
+    ends, handlers = ["task done", "thread ended"], ["at exit on cuda:0", "finalized"]
+    found = [line for line in ended.out.splitlines() if line in (*ends, *handlers)]
+    if how == "--to-end":
+        assert sorted(found[:2]) == ends
+    assert found[-2:] == handlers
+    assert said in ended.out
+    assert ended.code == (1 if how == "--to-end" else 0), ended.out
+
+
 # Modules that take long to import, and that PyTorch imports only for programs that need them.
 HEAVY = [
     *("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.onnx"),
@@ -901,7 +931,6 @@ DESCRIBED = """
 """
 
 
-@pytest.mark.ci
 def test_described_tensors_keep_their_properties(command: Command) -> None:
     ended = command(DESCRIBED, "--to-end")
     assert ended.code == 0, ended.err
@@ -943,7 +972,6 @@ SAFETENSORS = """
 """
 
 
-@pytest.mark.ci
 def test_safetensors_are_read_as_described(command: Command, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({"a": torch.ones(3)}, tmp_path / "real.safetensors")
@@ -951,6 +979,45 @@ def test_safetensors_are_read_as_described(command: Command, tmp_path: Path) -> 
     assert ended.code == 0, ended.err
     assert "was written by a dry run and has no values, which framework='np' requires" in ended.out
     assert not list((tmp_path / "kept").rglob("*.safetensors"))
+
+
+CHECKPOINTS = """
+    import json, os, torch
+    from safetensors import safe_open
+    from torch import nn
+    from torchext import _C
+    from torchext.checkpoint import load_checkpoint, save_safetensors
+    from torchext.deferred_init import deferred_init, is_deferred
+    make = lambda: deferred_init(lambda: nn.Sequential(*[nn.Linear(1000, 1000) for _ in range(3)]))
+    model = make()
+    save_safetensors(model, "deferred", max_shard_size="5MB", dtype=torch.bfloat16, metadata={"a": "b"})
+    assert is_deferred(model[0].weight)
+    names = sorted(name for name in os.listdir("deferred") if not name.startswith("."))
+    assert names == [*(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)), "model.safetensors.index.json"], names
+    assert len(json.load(open("deferred/model.safetensors.index.json"))["weight_map"]) == 6
+    try:
+        save_safetensors(model, "deferred", max_shard_size="5MB", dtype=torch.bfloat16)
+    except FileExistsError:
+        print("exists")
+    load_checkpoint(make(), "deferred", device="cuda")
+    trained = nn.Linear(4, 4, device="cuda")
+    trained.register_buffer("steps", torch.tensor([3, 4], device="cuda"))
+    save_safetensors(trained, "trained.safetensors", metadata={"a": "b"})
+    with safe_open("trained.safetensors", "pt") as file:
+        print(file.metadata(), file.get_tensor("steps").tolist(), file.get_tensor("weight").shape)
+    loaded = deferred_init(nn.Linear, 4, 4)
+    load_checkpoint(loaded, {"weight": trained.weight, "bias": trained.bias}, device="cuda")
+    assert _C.is_fake(loaded.weight) and not is_deferred(loaded.weight) and loaded.weight.is_cuda
+"""
+
+
+def test_own_checkpoints_are_described_and_read(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors.torch")
+    pytest.importorskip("huggingface_hub")
+    ended = command(CHECKPOINTS, "--to-end")
+    assert ended.code == 0, ended.err
+    assert "exists\n{'a': 'b'} [3, 4] torch.Size([4, 4])" in ended.out
+    assert not (tmp_path / "deferred").exists()
 
 
 @pytest.mark.ci

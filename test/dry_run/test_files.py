@@ -99,16 +99,27 @@ def test_random_programs_find_their_files_and_change_none(tmp_path: Path, scratc
     assert digest_of(apart) == before
 
 
-@pytest.mark.cases(1)
+# It starts processes, which begin with the state that the others have left.
+ALONE = "functions_are_sent_to_workers"
+
+
 @pytest.mark.parametrize(
-    "name", [*file_attacks.ATTACKS, pytest.param(" ".join(file_attacks.WITH_TORCH), marks=pytest.mark.ci)]
+    "names",
+    [
+        pytest.param(" ".join(name for name in file_attacks.ATTACKS if name != ALONE), id="in one process"),
+        *[
+            pytest.param(name, marks=pytest.mark.ci)
+            for name in (*file_attacks.ATTACKS, " ".join(file_attacks.WITH_TORCH))
+        ],
+    ],
 )
-def test_attacks_find_their_files_and_change_none(tmp_path: Path, scratch: Path, name: str) -> None:
+def test_attacks_find_their_files_and_change_none(tmp_path: Path, scratch: Path, names: str) -> None:
     real, apart = tmp_path / "real", tmp_path / "apart"
-    for folder in (real, apart):
-        file_attacks.make_files(folder)
+    for name in names.split():
+        for folder in (real, apart):
+            file_attacks.make_files(folder / name)
     before = digest_of(apart)
-    command = [sys.executable, str(ATTACKS), *name.split()]
+    command = [sys.executable, str(ATTACKS), *names.split()]
     wanted = subprocess.run(command, capture_output=True, text=True, check=False, cwd=real)
     assert wanted.returncode == 0, wanted.stderr
     found = run_apart(scratch, *command, cwd=apart)
@@ -131,7 +142,7 @@ UNGUARDED = (
 @pytest.mark.parametrize("name", UNGUARDED)
 def test_attacks_change_nothing_without_guard_either(tmp_path: Path, scratch: Path, name: str) -> None:
     work = tmp_path / "work"
-    file_attacks.make_files(work)
+    file_attacks.make_files(work / name)
     before = digest_of(work)
     ended = run_apart(scratch, sys.executable, str(ATTACKS), name, cwd=work, is_guarded=False)
     assert ended.returncode == 0, ended.stderr

@@ -501,6 +501,18 @@ class TestConversions:
             with pytest.raises(DataDependentError, match="_padded_dense_to_jagged_forward` needs the values"):
                 to_jagged(padded, offsets)
 
+    def test_products_and_padding_of_jagged_tensors_have_the_shapes_of_real_ones(self) -> None:
+        def run() -> list[object]:
+            values, offsets = torch.ones(8, 4), torch.tensor([0, 3, 8])
+            nested = torch.nested.nested_tensor_from_jagged(values, offsets)
+            product = torch.bmm(nested, torch.ones(2, 4, 6))
+            back = torch.ops.aten._padded_dense_to_jagged_forward(torch.ones(2, 5, 4, 3), [offsets], 8)
+            return [product.values().shape, product.to_padded_tensor(0.0, (2, 9, 6)).shape, back.shape, back.stride()]
+
+        wanted = run()
+        with fake_mode():
+            assert run() == wanted
+
     def test_meta_like_keeps_metadata(self, fake: torch.Tensor) -> None:
         meta = meta_like(fake.t()[1:])
         assert meta.is_meta

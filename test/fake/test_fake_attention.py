@@ -188,3 +188,34 @@ def test_efficient_attention_returns_the_state_of_dropout_on_the_cpu(dropout: fl
         results = torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True, dropout)
         assert [result.device.type for result in results] == ["cuda", "cuda", device, device]
         assert [result.shape for result in results[2:]] == [(), ()]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("bias", [None, 7, 32])
+def test_gradients_of_efficient_attention_have_the_layout_of_the_kernel(is_shared: bool, bias: int | None) -> None:
+    forward, backward = torch.ops.aten._efficient_attention_forward, torch.ops.aten._efficient_attention_backward
+    with fake_mode(gpu=FakeGPU("H100-80GB")):
+        q, k, v = (torch.zeros(2, 8, 4, 16, device="cuda") for _ in range(3))
+        added = None if bias is None else torch.zeros(2, 4, 8, bias, device="cuda")
+        out, logsumexp, seed, offset, *_ = forward(q, k, v, added, None, None, None, None, 0.0, 0, True, scale=0.3)
+        state = logsumexp, 0.0, seed, offset, 0, True
+        gradients = backward(
+            out, q, k, v, added, out, None, None, 8, 8, *state, scale=0.3, shared_storage_dqdkdv=is_shared
+        )
+        assert [one.shape for one in gradients[:3]] == [q.shape] * 3
+        assert {one.stride() for one in gradients[:3]} == {(1536, 192, 16, 1) if is_shared else q.stride()}
+        assert len({one.untyped_storage()._cdata for one in gradients[:3]}) == (1 if is_shared else 3)
+        if bias is None:
+            assert gradients[3] is None
+        else:
+            assert (gradients[3].shape, gradients[3].stride(-2)) == (added.shape, 16 if bias == 7 else 32)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 8, 16)])
+def test_gradients_of_efficient_attention_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with fake_mode(gpu=FakeGPU("H100-80GB")):
+        q, number = torch.zeros(shape, device="cuda"), torch.zeros((), dtype=torch.int64)
+        with pytest.raises(RuntimeError, match="four dimensions"):
+            torch.ops.aten._efficient_attention_backward(
+                q, q, q, q, None, q, None, None, 8, 8, q, 0.0, number, number, 0, False, shared_storage_dqdkdv=True
+            )

@@ -363,6 +363,7 @@ class TestLibraries:
 
     def test_do_not_disable_the_allocator(self) -> None:
         with fake_mode(gpu=True):
+            torch.cuda.init()  # PyTorch ignores the call before
             torch.cuda.memory.caching_allocator_enable(True)
             with pytest.raises(RuntimeError, match=r"without caching_allocator_enable\(False\)"):
                 torch.cuda.memory.caching_allocator_enable(False)

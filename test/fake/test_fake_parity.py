@@ -171,6 +171,28 @@ def gradient(function: Callable[..., Tensor], *shape: int) -> Tensor:
     return found
 
 
+def with_hook(call: Callable[[], Tensor]) -> Tensor:
+    result = call()
+    result.register_hook(lambda gradient: gradient * torch.rand(2).sum().item())
+    return result
+
+
+def with_unpacking(call: Callable[[], Tensor]) -> Tensor:
+    # A saved result would hold its own graph.
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved * saved.sum().item()):
+        return call()
+
+
+@pytest.mark.parametrize("name", ["prod", "cumprod", "max", "min", "median", "nanmedian"])
+@pytest.mark.parametrize("reading", [with_hook, with_unpacking])
+def test_reads_of_programs_in_shortcuts_are_refused(
+    reading: Callable[[Callable[[], Tensor]], Tensor], name: str
+) -> None:
+    dim = [0] if name == "cumprod" else []
+    with fake_mode(), pytest.raises(DataDependentError, match="_local_scalar_dense"):
+        gradient(lambda x: reading(lambda: getattr(x * 2, name)(*dim)), 3, 4)
+
+
 SHORTCUTS: dict[str, Program] = {
     "prod": lambda: gradient(torch.prod, 3, 4),
     "prod of a dimension": lambda: gradient(lambda x: x.prod(1), 3, 4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -485,10 +486,10 @@ def test_element_of_a_larger_storage_is_unknown() -> None:
             fake_like(source, device="cpu").item()
 
 
-@pytest.mark.cases(59)
+@pytest.mark.cases(70)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("way", ["real state", "fake state", "fake_like", "fake to fake"])
+@pytest.mark.parametrize("way", ["real state", "real file", "fake state", "fake_like", "fake to fake"])
 @pytest.mark.parametrize(
     "cls",
     [
@@ -504,7 +505,7 @@ def test_element_of_a_larger_storage_is_unknown() -> None:
         torch.optim.Rprop,
     ],
 )
-def test_state_of_optimizers_keeps_its_numbers(cls: Any, way: str, device: str) -> None:
+def test_state_of_optimizers_keeps_its_numbers(cls: Any, way: str, device: str, tmp_path: Path) -> None:
     def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
         for _ in range(2):
             model(torch.ones(4, 3, device=next(model.parameters()).device)).sum().backward()
@@ -519,6 +520,8 @@ def test_state_of_optimizers_keeps_its_numbers(cls: Any, way: str, device: str) 
     model, optimizer = make("cpu")
     train(model, optimizer)
     state = copy.deepcopy(optimizer.state_dict())
+    file = tmp_path / "optimizer.pt"
+    torch.save(state, file)
     with fake_mode(gpu=True):
         if way == "fake_like":
             fakes = fake_like((model, optimizer))
@@ -528,6 +531,8 @@ def test_state_of_optimizers_keeps_its_numbers(cls: Any, way: str, device: str) 
                 other = make("cpu")
                 train(*other)
                 state = copy.deepcopy(other[1].state_dict())
+            if way == "real file":
+                state = torch.load(file, map_location=device)
             fakes[1].load_state_dict(fake_like(state) if way == "fake state" else state)
         numbers = train(*fakes)
     assert numbers == pytest.approx(train(model, optimizer))

@@ -550,6 +550,23 @@ def test_calls_in_a_fork_do_not_wait_for_threads_that_are_gone(program: str) -> 
     assert ended.stdout == "7\n", ended.stderr
 
 
+def test_process_that_was_forked_before_the_import_may_fork() -> None:
+    program = """
+import os, signal, torch
+torch.set_num_threads(2)
+torch.ones(1 << 20).sqrt()  # starts OpenMP's threads, which the child lacks
+signal.alarm(60)
+child = os.fork()
+if child == 0:
+    import torchext.fake
+    grandchild = os.fork()
+    os._exit(3 if grandchild == 0 else os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stdout == "3\n", ended.stderr
+
+
 @pytest.mark.ci
 def test_calls_are_remembered_in_a_fork() -> None:
     program = "repeated()"

@@ -59,7 +59,6 @@ print((result[-1], *peaks, sum(a < 0 for a, _ in result), zlib.crc32(repr(result
 """
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("settings", "capacity", "largest", "figures"), FIGURES, ids=[f"{s or 'default'}-{c}GiB" for s, c, _, _ in FIGURES]
 )

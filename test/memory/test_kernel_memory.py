@@ -105,7 +105,6 @@ def cuda() -> Iterator[None]:
 class TestTraces:
     """cuBLAS kept its workspace in the recorded calls; see the next class."""
 
-    @pytest.mark.cases(20)
     @pytest.mark.skipif(FREES_WORKSPACES, reason="since 2.15 only a variable of the environment has workspaces kept")
     @pytest.mark.parametrize("op", OPERATORS)
     def test_rules_match_recorded_allocations(self, cuda: None, op: str) -> None:

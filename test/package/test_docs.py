@@ -275,7 +275,8 @@ class TestNames:
 
 
 @pytest.mark.ci  # starts Python anew
-def test_page_of_operator_traits_is_printed_from_the_tables() -> None:
-    command = [sys.executable, ROOT / "docs" / "reference" / "operator_traits.py", "--check"]
+@pytest.mark.parametrize("page", ["cuda_names", "operator_traits"])
+def test_page_is_printed_from_the_tables(page: str) -> None:
+    command = [sys.executable, ROOT / "docs" / "reference" / f"{page}.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiers
 import torch
-from sweeps.checks import fakes, forward_ad, outputs
+from sweeps.checks import fakes, outputs
 from sweeps.operators import CHECKS, Check, Counts, Visit, concerning, failures, full_name
 from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import op_db
@@ -72,7 +72,6 @@ def test_failure_names_the_check_and_the_sample() -> None:
 TABLES: list[tuple[Any, str, Callable[[Visit], None]]] = [
     (fakes, "GRADIENT_NEEDS_VALUES", fakes.results_and_gradients_have_the_metadata_of_real_ones),
     (fakes, "GRADIENT_LAYOUT_DIFFERS", fakes.results_and_gradients_have_the_metadata_of_real_ones),
-    (forward_ad, "TANGENT_NEEDS_VALUES", forward_ad.tangents_of_fakes_have_the_metadata_of_real_ones),
     (outputs, "OTHER_STRIDES", outputs.out_ends_like_the_eager_one),
 ]
 

@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 from ..tools.held_tensors import is_wrapper
 from .header import Header, make_header
 from .libraries import hub_serialization
-from .tensors import check_dtype, converted_dtype, shows_all, storage_of
+from .tensors import check_dtype, converted_dtype, lacks_values, shows_all, storage_of
 
 __all__ = ["Contents", "PlannedFile", "plan_files", "state_of"]
 
@@ -34,6 +34,11 @@ class Contents(NamedTuple):
     """The names that are left out, with the name of the tensor that has the same memory."""
     parameters: int | None
     """The number of parameters, which the index of a transformers checkpoint contains."""
+
+    @property
+    def are_described(self) -> bool:
+        """Return True for fake and deferred tensors in a dry run, which computes no values."""
+        return _C.materializes_as_fakes() and any(map(_C.is_fake, self.tensors.values()))
 
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in the files."""
@@ -98,7 +103,7 @@ def _check(tensors: Mapping[str, Any]) -> None:
             )
         if tensor.layout != torch.strided:
             raise ValueError(f"`{name}` has the layout {tensor.layout}, but safetensors supports strided tensors only.")
-        if tensor.is_meta or (_C.is_fake(tensor) and not _C.is_deferred(tensor)):
+        if lacks_values(tensor):
             kind = "is on the device `meta`" if tensor.is_meta else "is fake"
             raise ValueError(f"`{name}` {kind}, so it has no values to save. Construct it in deferred_init().")
 

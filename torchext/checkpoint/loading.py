@@ -21,7 +21,7 @@ from ..tools.held_tensors import is_wrapper, parts_of
 from ..tools.results import plain
 from .pieces import LARGEST_PIECE, parts_of_shape
 from .reading import StateDict, read_state
-from .tensors import check_dtype, converted_dtype, shows_all, storage_of
+from .tensors import check_dtype, converted_dtype, lacks_values, shows_all, storage_of
 
 __all__ = ["LoadedKeys", "load_checkpoint"]
 
@@ -92,7 +92,7 @@ def load_checkpoint(
     given = _with_versions({**state.tensors, **tied}, state.versions)
     preview = _Preview(place) if _has_code_that_may_look(module) else None
     try:
-        with _Collecting(module, tied.values(), preview) as collected:
+        with _Collecting(module, given.values(), tied.values(), preview) as collected:
             keys = _load_state_dict(module, given, strict)
         for load in collected.loads.values():
             _check(load, place)
@@ -147,6 +147,8 @@ class _Load(NamedTuple):
     data: torch.Tensor
     recorded: torch.dtype
     """The dtype of the target, to which values are converted first."""
+    version: int
+    """The version of `data` when it was copied."""
 
 
 class _Collecting(TorchFunctionMode):
@@ -154,28 +156,40 @@ class _Collecting(TorchFunctionMode):
 
     Args:
         module: The module.
+        given: The tensors to load.
         tied: Tensors that need no copy, because they have the memory of another tensor.
         preview: Makes the values visible to the module's own code, if it has any.
     """
 
-    def __init__(self, module: Module, tied: Iterable[torch.Tensor], preview: _Preview | None) -> None:
+    def __init__(
+        self, module: Module, given: Iterable[Any], tied: Iterable[torch.Tensor], preview: _Preview | None
+    ) -> None:
         super().__init__()
         self._tied = {id(tensor) for tensor in tied}
         self._preview = preview
+        self._given: set[int | None] = {None}  # no storage; filled for the module's own code only
+        if preview is not None:
+            self._given |= {_storage(tensor) for tensor in given if isinstance(tensor, torch.Tensor)}
         held = [*module.parameters(), *module.buffers()]
         self._held = {id(tensor): tensor for tensor in held}
         self.loads: dict[int, _Load] = {}
+
+    def _is_of_module(self, data: object) -> bool:
+        """Return True for a real tensor that is not among the given ones."""
+        return isinstance(data, torch.Tensor) and not _C.is_fake(data) and _storage(data) not in self._given
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.Tensor.copy_ and len(args) == 2 and not kwargs and id(args[0]) in self._held:
             target, data = args
+            if self._preview is not None and self._is_of_module(data):
+                data = data.detach().clone()  # the module may write it later
             if data is not target and id(data) not in self._tied:
                 self.loads.pop(id(target), None)  # the last copy wins
-                load = self.loads[id(target)] = _Load(target, data, target.dtype)
-                if self._preview is not None:
-                    self._preview.show(load)
+                load = _Load(target, data, target.dtype, _version(data))
+                if self._preview is None or not self._preview.show(load):
+                    self.loads[id(target)] = load
             return target
         return func(*args, **(kwargs or {}))
 
@@ -196,17 +210,21 @@ class _Preview:
         self._real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Real tensors, and copies of their values before."""
 
-    def show(self, load: _Load) -> None:
-        """Set the values of the target of `load`, unless they do not fit: then the caller raises."""
+    def show(self, load: _Load) -> bool:
+        """Set the values of the target of `load`, unless they do not fit: then the caller raises.
+
+        Returns:
+            Whether the module has computed the values from deferred tensors, so that they are recorded.
+        """
         try:
             _check(load, self._place)
         except ValueError:
-            return
+            return False
         target, data = _parts_of_load(load)
         if not _C.is_deferred(target):
             self._real.setdefault(id(target), (target, target.detach().clone()))
             target.copy_(data)
-            return
+            return False
         before = _C.RecordedValue(target)
         storage = _storage(target)
         latest, is_changed = self._latest.get(storage, (before, False))
@@ -216,6 +234,7 @@ class _Preview:
         shown = _C.RecordedValue(target)
         self._deferred.append((before, shown))
         self._latest[storage] = shown, is_changed
+        return _C.is_deferred(data)
 
     def is_shown(self, load: _Load) -> bool:
         """Return True if the target of `load` is deferred and still has the values set here."""
@@ -298,12 +317,21 @@ def _show_all_in_order(tensor: torch.Tensor, data: torch.Tensor) -> bool:
     )
 
 
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _check(load: _Load, place: _Place) -> None:
     """Raise for a tensor that cannot be loaded, before any tensor is loaded."""
     target, data = load.target, load.data
+    if _version(data) != load.version:
+        raise CheckpointError(
+            f"The module's own code has changed a loaded tensor of shape {tuple(data.shape)} in place after it was "
+            "copied into a parameter or buffer. Change a clone of it."
+        )
     if place.device is not None and place.device.type == "meta":
         raise ValueError("Tensors cannot be loaded to the device `meta`, where they have no values.")
-    if data.layout != torch.strided or data.is_meta or (_C.is_fake(data) and not _C.is_deferred(data)):
+    if data.layout != torch.strided or lacks_values(data):
         raise CheckpointError(
             f"The data for a tensor of shape {tuple(target.shape)} has no strided values: its layout is {data.layout}, "
             f"its device {data.device}."
@@ -314,7 +342,7 @@ def _check(load: _Load, place: _Place) -> None:
             "distributed. Use its full_tensor()."
         )
     for part in parts_of(target):
-        if _C.is_fake(part) and not _C.is_deferred(part):
+        if _C.is_fake(part) and lacks_values(part):
             raise ValueError(
                 f"A tensor of shape {tuple(part.shape)} is fake, but was not constructed by deferred_init(), so it "
                 "cannot be loaded."
@@ -360,7 +388,7 @@ class _Loader(NamedTuple):
             with torch.no_grad():
                 target.copy_(data.to(load.recorded))
             self.state.forget(data)
-        elif not _C.adopt(target, self._ready(target, data)):
+        elif _C.materializes_as_fakes() or not _C.adopt(target, self._ready(target, data)):  # fakes are not read
             self._copy(target, data)
 
     def _ready(self, target: torch.Tensor, data: torch.Tensor) -> torch.Tensor:

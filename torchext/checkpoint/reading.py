@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from .contents import SUFFIX
 from .header import LENGTH_BYTES, known_dtypes, parse_header
 from .libraries import safetensors_torch
 
-__all__ = ["Mapped", "StateDict", "read_state"]
+__all__ = ["Mapped", "StateDict", "read_file", "read_state"]
 
 # Private mappings then take memory only where they are written. Python has the name since 3.11.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -108,8 +108,9 @@ def _file_of(path: Path) -> Path:
 def _read_files(paths: list[Path]) -> StateDict:
     state = StateDict({}, [])
     for path in paths:
-        mapped, tensors = _read_file(path)
-        state.files.append(mapped)
+        mapped, tensors = read_file(path)
+        if mapped is not None:
+            state.files.append(mapped)
         for name, tensor in tensors:
             if name in state.tensors:
                 raise CheckpointError(f"{path} has a tensor `{name}`, which is also in another file of the checkpoint.")
@@ -117,8 +118,11 @@ def _read_files(paths: list[Path]) -> StateDict:
     return state
 
 
-def _read_file(path: Path) -> tuple[Mapped, Iterator[tuple[str, torch.Tensor]]]:
-    """Map a file. safetensors validates it: lengths, names, dtypes, and that tensors neither overlap nor leave gaps."""
+def read_file(path: Path) -> tuple[Mapped | None, Iterable[tuple[str, torch.Tensor]]]:
+    """Map a file. safetensors validates it: lengths, names, dtypes, and that tensors neither overlap nor leave gaps.
+
+    Dry runs replace this function for files without values.
+    """
     library = safetensors_torch()
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")

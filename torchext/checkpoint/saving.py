@@ -95,7 +95,7 @@ def save_safetensors(
 
     Deferred tensors are computed piece by piece, written to their places, and stay deferred. The files have the same
     bytes as if all tensors had been constructed eagerly and saved at once. Real tensors are written unchanged. Shared
-    memory is written once.
+    memory is written once. In a dry run, whose tensors have no values, descriptions are written that the run can load.
 
     Args:
         source: A module or a state dict. Its tensors may be deferred or real.
@@ -129,6 +129,11 @@ def save_safetensors(
     plan = plan_checkpoint(
         source, path, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype, metadata=metadata
     )
+    write_plan(plan, progress, resume)
+
+
+def write_plan(plan: CheckpointPlan, progress: bool, resume: bool) -> None:
+    """Write the files of a plan: see `save_safetensors()`. `world()` replaces this function."""
     folder = Folder(plan.place, plan.stem)
     sizes = {file.name: file.header.file_size for file in plan.files.files}
     index = plan.files.index_file
@@ -142,7 +147,7 @@ def save_safetensors(
             len(complete),
         )
         try:
-            _write_files(plan, complete, progress)
+            write_files(plan, complete, progress)
             if index is not None:
                 _write_index(plan.place / index[0], index[1])
         except BaseException:
@@ -176,7 +181,8 @@ def plan_checkpoint(
     _check_metadata(metadata)
     contents = state_of(source, dtype)
     files = plan_files(contents, target, bytes_of(max_shard_size, "max_shard_size"), metadata)
-    pieces = {name: cut(name, tensor, contents.dtype_of(name), budget) for name, tensor in contents.tensors.items()}
+    computed = {} if contents.are_described else contents.tensors
+    pieces = {name: cut(name, tensor, contents.dtype_of(name), budget) for name, tensor in computed.items()}
     place = target.parent if target.suffix == SUFFIX else target
     stem = target.stem if target.suffix == SUFFIX else "model"
     return CheckpointPlan(place, files, pieces, contents, _digest_of(contents, files), budget, stem)
@@ -205,10 +211,11 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> None:
 
 def _digest_of(contents: Contents, files: PlannedFiles) -> str:
     """Return a digest that differs between checkpoints with different bytes."""
-    deferred = [tensor for tensor in contents.tensors.values() if _C.is_deferred(tensor)]
+    computed = () if contents.are_described else contents.tensors.values()
+    deferred = [tensor for tensor in computed if _C.is_deferred(tensor)]
     recorded = iter(_C.digests_of_recordings(deferred))
     found = hashlib.sha256()
-    for tensor in contents.tensors.values():
+    for tensor in computed:
         digest = next(recorded) if _C.is_deferred(tensor) else _C.digest_of(tensor.detach())
         shown = tensor.stride(), tensor.is_conj(), tensor.is_neg()
         found.update(repr((_C.is_deferred(tensor), digest, shown)).encode())
@@ -219,7 +226,8 @@ def _digest_of(contents: Contents, files: PlannedFiles) -> str:
     return found.hexdigest()
 
 
-def _write_files(plan: CheckpointPlan, complete: set[str], progress: bool) -> None:
+def write_files(plan: CheckpointPlan, complete: set[str], progress: bool) -> None:
+    """Write the files that are not complete. Dry runs replace this function."""
     files = [file for file in plan.files.files if file.name not in complete]
     total = sum(plan.contents.nbytes_of(place.name) for file in files for place in file.header.places)
     with ExitStack() as stack:

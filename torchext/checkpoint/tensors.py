@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from .. import _C
 from ..tools.checks import check_is_dtype
 
-__all__ = ["check_dtype", "converted_dtype", "shows_all", "storage_of"]
+__all__ = ["check_dtype", "converted_dtype", "lacks_values", "shows_all", "storage_of"]
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
@@ -14,6 +15,12 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     with torch._C.DisableTorchFunctionSubclass():  # lazy parameters raise for their storage
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()
+
+
+def lacks_values(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor cannot be saved or loaded: it is on the device `meta`, or fake outside of a dry run."""
+    is_only_fake = _C.is_fake(tensor) and not _C.is_deferred(tensor) and not _C.materializes_as_fakes()
+    return tensor.is_meta or is_only_fake
 
 
 def shows_all(tensor: torch.Tensor) -> bool:

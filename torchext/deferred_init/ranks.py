@@ -118,7 +118,7 @@ def check_ranks(held: Iterable[Held], group: dist.ProcessGroup | None) -> None:
     """Raise RanksDifferError, on all ranks of `group`, unless they have recorded the same sources of their tensors.
 
     Random fills, constants and real tensors are compared, but not the operators on them: each rank has another shard of
-    the same tensors.
+    the same tensors. A rank may have no element of a tensor that other ranks have: nothing is compared then.
 
     Args:
         held: The tensors to compare, by their names. Real tensors are left out.
@@ -129,18 +129,21 @@ def check_ranks(held: Iterable[Held], group: dist.ProcessGroup | None) -> None:
     if dist.get_backend(group) == "fake":
         return
     tensors = _by_name(held)
-    own = dict(zip(tensors, _C.sources_of(list(tensors.values())), strict=True))
+    sources = zip(tensors.items(), _C.sources_of(list(tensors.values())), strict=True)
+    own: Sources = {name: found if tensor.numel() else None for (name, tensor), found in sources}
     digests = _gather(hashlib.sha256(repr(own).encode()).digest(), group)
     if len(set(digests)) == 1:
         return
-    first, *others = _gather(own, group)
-    for rank, other in enumerate(others, start=1):
-        if other != first:
+    expected: dict[str, tuple[int, list[Source] | None]] = {}  # the first rank with elements, and its sources
+    for rank, found in enumerate(_gather(own, group)):
+        difference = _first_difference(expected, found, rank) if rank > 0 else None
+        if difference is not None:
             raise RanksDifferError(
-                f"{_first_difference(first, other, rank)} Nothing has been materialized. Call torch.manual_seed() with "
+                f"{difference} Nothing has been materialized. Call torch.manual_seed() with "
                 "the same seed on all ranks before deferred_init(), and draw the same numbers on all of them. To "
                 "compare only ranks that hold parts of the same model, pass `check_ranks=group`."
             )
+        expected.update({name: (rank, one) for name, one in found.items() if expected.get(name, (0, None))[1] is None})
 
 
 def _by_name(held: Iterable[Held]) -> dict[str, Tensor]:
@@ -156,7 +159,8 @@ def _by_name(held: Iterable[Held]) -> dict[str, Tensor]:
     return tensors
 
 
-Sources: TypeAlias = dict[str, list[tuple[str, int, int]]]
+Source: TypeAlias = tuple[str, int, int]
+Sources: TypeAlias = dict[str, list[Source] | None]
 
 
 def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
@@ -166,18 +170,20 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     return values
 
 
-def _first_difference(first: Sources, other: Sources, rank: int) -> str:
-    for name in [*first, *other]:
-        if name not in first or name not in other:
-            has, lacks = (0, rank) if name in first else (rank, 0)
+def _first_difference(expected: dict[str, tuple[int, list[Source] | None]], found: Sources, rank: int) -> str | None:
+    for name in [*expected, *found]:
+        if name not in expected or name not in found:
+            has, lacks = (0, rank) if name in expected else (rank, 0)
             return f"`{name}` is deferred in rank {has} of the group, and not in rank {lacks}."
-        for one, another in zip_longest(first[name], other[name], fillvalue=("nothing", 0, 0)):
-            if one != another:
+        (first, wanted), other = expected[name], found[name]
+        for one, another in zip_longest(wanted or (), other or (), fillvalue=("nothing", 0, 0)):
+            if one != another and wanted is not None and other is not None:
                 how = ", with other arguments or other random numbers" if one[0] == another[0] else ""
                 return (
-                    f"`{name}` comes from {one[0]} in rank 0 of the group, but from {another[0]} in rank {rank}{how}."
+                    f"`{name}` comes from {one[0]} in rank {first} of the group, but from {another[0]} in rank {rank}"
+                    f"{how}."
                 )
-    return "The ranks hold the same tensors in another order."
+    return None if list(expected) == list(found) else "The ranks hold the same tensors in another order."
 
 
 def install() -> None:

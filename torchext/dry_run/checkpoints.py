@@ -1,62 +1,73 @@
-"""Distributed checkpoints in a dry run: this rank plans its part, and writes nothing.
+"""Distributed checkpoints in a dry run: this rank saves and loads its part alone.
 
-In a job, one rank makes the global plan from the plans of all ranks. In a dry run the others do not exist, so the
-metadata that a save returns cover only the part of this rank. Loading reads existing files without the other ranks.
-Where rank 0 sends a whole state dict, every other rank receives a description of the state dict that it already has.
+In a job, one rank makes the global plan from the plans of all ranks. In a dry run the others do not exist, so a
+checkpoint and its metadata cover only the part of this rank. On the command line, PyTorch's code writes it, with
+tensors as `torch.save()` describes them (`saving.py`), and reads it again. In `world()` nothing is written, and the
+save returns the metadata. Loading reads existing files without the other ranks. Where rank 0 sends a whole state dict,
+every other rank receives a description of the state dict that it already has.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..fake.assumed_values import note_reading, while_values_are_assumed
+from ..tools.imports import patching
 from ..tools.leases import Lease
 from ..tools.patching import Make
 from .current import current, while_world_is_open
 from .objects import root_sending
-from .saving import NOT_WRITTEN, holds_fakes
+from .saving import NOT_WRITTEN, files_apart, holds_fakes
 
-__all__ = ["patch_checkpoints"]
-
-_patched: set[int] = set()
+__all__ = ["checkpoints_of_one_rank"]
 
 
-def patch_checkpoints() -> None:
-    """Declare the patches if distributed checkpoints are imported. The import is slow, and many programs need none."""
-    for lease, name, owner, function, make, reason in _patches():
-        module: Any = sys.modules.get(f"torch.distributed.checkpoint.{name}")
-        patched = getattr(module, owner, None) if owner else module
-        if hasattr(patched, function) and id(patched) not in _patched:
-            _patched.add(id(patched))
+@contextmanager
+def checkpoints_of_one_rank() -> Iterator[None]:
+    """Save and load checkpoints without the other ranks in the block. It may import their modules."""
+    with ExitStack() as imports:
+        for name in _PATCHES:
+            imports.enter_context(patching(f"torch.distributed.checkpoint.{name}", (), _patch))
+        yield
+
+
+def _patch(module: ModuleType) -> None:
+    for lease, owner, function, make, reason in _PATCHES[module.__name__.rpartition(".")[2]]:
+        patched = getattr(module, owner) if owner else module
+        if hasattr(patched, function):
             lease.patch(patched, function, make, reason)
 
 
-def _patches() -> list[tuple[Lease, str, str, str, Make, str]]:
-    """Return the lease, the module, the class or "", the function, the maker of its replacement, and the reason."""
-    assumed, world = while_values_are_assumed, while_world_is_open
-    return [
-        (assumed, "state_dict_saver", "", "_save_state_dict", _only_planning, "writes the memory of tensors"),
-        (assumed, "_state_dict_stager", "StateDictStager", "stage", _not_staging_fakes, "copies the memory of tensors"),
-        (world, "state_dict_loader", "", "_load_state_dict", _reading_alone, "receives the global plan from rank 0"),
-        (world, "state_dict", "", "_broadcast_state_dict", _receiving_own_tensors, "receives the keys from rank 0"),
-    ]
+def _alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        if current() is not None:
+            given.arguments["no_dist"] = True
+        return original(*given.args, **given.kwargs)
+
+    return call
 
 
 def _only_planning(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
+    writing = _alone(original)
 
     def _save_state_dict(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         state_dict = given.arguments["state_dict"]
-        if not holds_fakes(state_dict):
-            return original(*args, **kwargs)
+        if files_apart() is not None or not holds_fakes(state_dict):
+            return writing(*args, **kwargs)
         from torch.distributed.checkpoint import default_planner
 
         planner = given.arguments["planner"] or default_planner.DefaultSavePlanner()
@@ -70,24 +81,21 @@ def _only_planning(original: Callable[..., Any]) -> Callable[..., Any]:
     return _save_state_dict
 
 
+def _without_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _validate_global_plan(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        if current() is None:
+            return found
+        return True if isinstance(found, bool) else []  # since 2.12 a list of errors
+
+    return _validate_global_plan
+
+
 def _not_staging_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
     def stage(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         return state_dict if holds_fakes(state_dict) else original(self, state_dict, *args, **kwargs)
 
     return stage
-
-
-def _reading_alone(original: Callable[..., None]) -> Callable[..., None]:
-    """Load by the plan of this rank alone. The global plan only checks for errors of other ranks."""
-    signature = inspect.signature(original)
-
-    def _load_state_dict(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs)
-        if current() is not None:
-            given.arguments["no_dist"] = True
-        original(*given.args, **given.kwargs)
-
-    return _load_state_dict
 
 
 def _receiving_own_tensors(original: Callable[..., None]) -> Callable[..., None]:
@@ -112,3 +120,23 @@ def _described(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for key, value in state_dict.items()
     }
+
+
+# The lease, the class or "", the function, the maker of its replacement, and the reason.
+_PATCHES: dict[str, list[tuple[Lease, str, str, Make, str]]] = {
+    "_state_dict_stager": [
+        (while_values_are_assumed, "StateDictStager", "stage", _not_staging_fakes, "copies the memory of tensors"),
+    ],
+    "default_planner": [
+        (while_world_is_open, "", "_validate_global_plan", _without_other_ranks, "needs the plans of all ranks"),
+    ],
+    "state_dict": [
+        (while_world_is_open, "", "_broadcast_state_dict", _receiving_own_tensors, "receives the keys from rank 0"),
+    ],
+    "state_dict_loader": [
+        (while_world_is_open, "", "_load_state_dict", _alone, "receives the global plan from rank 0"),
+    ],
+    "state_dict_saver": [
+        (while_values_are_assumed, "", "_save_state_dict", _only_planning, "receives the global plan from rank 0"),
+    ],
+}

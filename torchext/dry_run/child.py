@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import pickle
 import sys
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from .. import terminal
+from .ending import PATIENCE
 from .messages import Messages
 from .rank_report import RankReport
 from .running import run_rank
@@ -35,7 +39,34 @@ def _run_child(task: Path, answer: Path) -> None:
     if descriptor is not None:
         os.set_inheritable(descriptor, False)  # processes that the program starts do not communicate
         messages = Messages(Connection(descriptor), arguments["rank"])
-    leave(run_rank(arguments.pop("program"), **arguments, messages=messages, on_unstoppable=leave_and_exit))
+
+    def end(report: RankReport, is_stopped: bool) -> None:
+        leave(report)  # handlers of the program may end the process
+        _end_as_python_does(is_stopped)
+
+    arguments |= {"messages": messages, "on_unstoppable": leave_and_exit, "on_end": end}
+    run_rank(arguments.pop("program"), **arguments)
+
+
+def _end_as_python_does(is_stopped: bool) -> None:
+    """Wait for threads, and call `atexit` handlers, which also unregister operators of PyTorch.
+
+    A stopped program has threads, processes and queues that may never end, so it has a limited time.
+    """
+    sys.stdout.flush()
+    if is_stopped:
+        limit = threading.Timer(PATIENCE, os._exit, (0,))
+        limit.daemon = True
+        limit.start()
+        for process in multiprocessing.active_children():
+            process.kill()
+    else:
+        for function in reversed(getattr(threading, "_threading_atexits", ())):  # ends the threads of executors
+            function()
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread() and not thread.daemon:
+                thread.join()
+    atexit._run_exitfuncs()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -121,6 +122,7 @@ class FakeReducer:
         self._unused: list[int] = []
         self._triggered = [0] * len(self._parameters)
         self._arrived: list[int] | None = []  # until the buckets are rebuilt
+        self._has_rebuilt_buckets = False
         self._hook: Callable[[FakeGradBucket], Any] | None = None
         self._futures: list[Any] = []
         self._low_precision: torch.dtype | None = None
@@ -152,6 +154,7 @@ class FakeReducer:
         if not self._should_rebuild() or not self._arrived:
             return False
         order, self._arrived = self._arrived, None
+        self._has_rebuilt_buckets = True
         indices, _ = dist._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]
             [self._parameters[i] for i in order], self._caps, self._sparse, order
         )
@@ -226,11 +229,32 @@ class FakeReducer:
             bucket.set_buffer(torch.zeros_like(bucket.buffer()))
         return made
 
+    def _run_allreduce_hook(self, bucket: FakeGradBucket) -> Any:
+        return self._all_reduce(bucket)
+
     def _run_comm_hook(self, bucket: FakeGradBucket) -> Any:
         return self._all_reduce(bucket) if self._hook is None else self._hook(bucket)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Do nothing."""
+
+    def description(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Return the strings and the numbers that `Logger` reports about a reducer."""
+        sizes = ", ".join(str(bucket.buffer.nbytes) for bucket in self._buckets)
+        strings = {"backend_name": dist.get_backend(self._group), "bucket_sizes": sizes}
+        if self._has_rebuilt_buckets:
+            order = ", ".join(" ".join(map(str, bucket.indices)) for bucket in self._buckets)
+            strings |= {"rebuilt_bucket_sizes": sizes, "rebuilt_per_bucket_param_indices": order}
+        return strings, {
+            "rank": self._group.rank(),
+            "world_size": self._group.size(),
+            "num_parameter_tensors": len(self._parameters),
+            "total_parameter_size_bytes": sum(parameter.nbytes for parameter in self._parameters),
+            "bucket_cap_bytes": self._caps[1],
+            "find_unused_parameters": int(self._finds_unused),
+            "gradient_as_bucket_view": int(self._grads_are_views),
+            "has_rebuilt_buckets": int(self._has_rebuilt_buckets),
+        }
 
     def register_hook(self, hook: Callable[[FakeGradBucket], Any]) -> None:
         """Register the hook that communicates the buckets.
@@ -462,10 +486,34 @@ class _Done:
 
 
 class FakeLogger:
-    """A logger with the methods of `torch.distributed.Logger`, which logs nothing."""
+    """A logger with the methods of `torch.distributed.Logger`. It keeps the construction arguments and the buckets."""
 
     def __init__(self, reducer: FakeReducer) -> None:
         self.reducer = reducer
+        self._strings: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+
+    def set_construction_data_and_log(
+        self,
+        module_name: str,
+        device_ids: Sequence[int],
+        output_device: int,
+        broadcast_buffers: bool,
+        has_sync_bn: bool,
+        *args: bool,
+    ) -> None:
+        """Keep the construction arguments of DistributedDataParallel."""
+        self._strings = {"module_name": module_name, "device_ids": ", ".join(map(str, device_ids))}
+        self._numbers = {
+            "output_device": output_device,
+            "broadcast_buffers": int(broadcast_buffers),
+            "has_sync_bn": int(has_sync_bn),
+        }
+
+    def _get_ddp_logging_data(self) -> SimpleNamespace:
+        """Return the data without times, by the names of `torch::distributed::Logger`."""
+        strings, numbers = self.reducer.description()
+        return SimpleNamespace(strs_map=self._strings | strings, ints_map=self._numbers | numbers)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("__"):

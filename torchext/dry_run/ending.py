@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-__all__ = ["TICK", "ChildProcess", "Patience", "raising_on_signals", "run_to_its_end"]
+__all__ = ["PATIENCE", "TICK", "ChildProcess", "Patience", "raising_on_signals", "run_to_its_end"]
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 5.0  # seconds that programs have to end after a signal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fake.collectives import teach_offsets
 from ..tools.imports import patch_imported
-from .checkpoints import patch_checkpoints
+from .optimizer_shards import patch_optimizer_shards
 from .pipelining import patch_pipelining
 from .random_state import patch_distributed_tensors
 
@@ -14,6 +14,6 @@ __all__ = ["patch_late_imports"]
 def patch_late_imports() -> None:
     """Declare the patches of imported modules. Called when a world begins, for each group and each record."""
     teach_offsets()
-    patch_checkpoints()
+    patch_imported("torch.distributed.fsdp._optim_utils", ("_optim_state_dict",), patch_optimizer_shards)
     patch_imported("torch.distributed.pipelining.schedules", (), patch_pipelining)
     patch_imported("torch.distributed.tensor._random", (), patch_distributed_tensors)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -23,27 +23,40 @@ from .current import current
 from .messages import Messages
 from .placeholders import load_placeholder, save_placeholder
 
-__all__ = ["OBJECT_COLLECTIVES", "root_sending"]
+__all__ = ["OBJECT_COLLECTIVES", "others_sending", "root_sending"]
+
+Sent = TypeVar("Sent")
 
 _sent_by_root: list[list[Any]] = []
+_sent_by_others: list[Callable[[int], Any]] = []
+
+
+def root_sending(objects: list[Any]) -> AbstractContextManager[None]:
+    """Receive `objects` from broadcasts in the block, in place of the objects of their root."""
+    return _pushed(_sent_by_root, objects)
+
+
+def others_sending(make: Callable[[int], Any]) -> AbstractContextManager[None]:
+    """Receive `make(rank)` from each other rank of a group that gathers in the block."""
+    return _pushed(_sent_by_others, make)
 
 
 @contextmanager
-def root_sending(objects: list[Any]) -> Iterator[None]:
-    """Receive `objects` from broadcasts in the block, in place of the objects of their root."""
-    _sent_by_root.append(objects)
+def _pushed(stack: list[Sent], sent: Sent) -> Iterator[None]:
+    stack.append(sent)
     try:
         yield
     finally:
-        _sent_by_root.pop()
+        stack.pop()
 
 
 def _copies(value: object, count: int) -> list[Any]:
     """Return `count` copies of `value`, as received from that many ranks."""
     stream = io.BytesIO()
-    distributed_c10d._pickler(stream).dump(value)
-    data = stream.getvalue()
-    return [pickle.loads(data) for _ in range(count)]
+    with with_our_keys():
+        distributed_c10d._pickler(stream).dump(value)
+        data = stream.getvalue()
+        return [pickle.loads(data) for _ in range(count)]
 
 
 def _messages() -> Messages | None:
@@ -82,8 +95,11 @@ def _peer(global_rank: int | None, group_rank: int | None, group: dist.ProcessGr
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: dist.ProcessGroup | None = None) -> None:
     if not _is_outside(group):
-        for i, copy in enumerate(_copies(obj, dist.get_world_size(group))):
-            object_list[i] = copy
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        make = _sent_by_others[-1] if _sent_by_others else None
+        received = _copies(obj, size) if make is None else [obj if i == rank else make(i) for i in range(size)]
+        for i, one in enumerate(received):
+            object_list[i] = one
 
 
 def _gather_object(
@@ -120,6 +136,8 @@ def _broadcast_object_list(
     if not object_list:
         raise IndexError("list index out of range")  # as the original does
     if _sent_by_root:
+        if (messages := _messages()) is not None:
+            messages.skip_objects(_group(group), root)
         object_list[:] = _sent_by_root[-1]
         return
     received = _broadcast_from(root, object_list, group)

@@ -12,7 +12,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +19,7 @@ import torch
 
 from .. import _C
 from ..fake import fake_mode
-from ..tools.held_tensors import parts_of
+from ..fake.described_storages import is_of_fakes, storage_description, storage_from, typed
 from .files import PLACEHOLDER
 
 __all__ = [
@@ -38,85 +37,42 @@ RECORD = 128  # bytes that `torch.save()` writes for a storage in addition to it
 MOST_VALUES = 1 << 16  # larger tensors are written without values
 
 Place = Callable[[torch.device], torch.device]
-_place: ContextVar[Place] = ContextVar("place")
-
-
-class _Storage:
-    """The storage of fakes. Fakes on one storage are pickled with the same object."""
-
-    def __init__(self, nbytes: int, device: str) -> None:
-        self.nbytes = nbytes
-        self.device = device
-
-    def bytes(self) -> torch.Tensor:
-        """Return the whole storage as bytes. It is created with the first fake."""
-        if not hasattr(self, "_bytes"):
-            device = _place.get()(torch.device(self.device))
-            self._bytes = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
-        return self._bytes
-
-
-def _tensor(
-    storage: _Storage,
-    dtype: torch.dtype,
-    size: Any,
-    stride: Any,
-    offset: int,
-    requires_grad: bool,
-    marks: dict[str, bool],
-    values: list[Any] | None,
-) -> torch.Tensor:
-    shown = storage.bytes()
-    tensor = torch.empty(0, dtype=dtype, device=shown.device)
-    tensor.set_(shown.untyped_storage(), offset, size, stride)
-    if values is not None:
-        tensor.copy_(torch.tensor(values, dtype=dtype).view(size))
-    torch._utils.set_tensor_metadata(tensor, marks)
-    return tensor.requires_grad_(requires_grad)
-
-
-def _wrapper(
-    kind: Any, members: dict[str, torch.Tensor], context: Any, size: Any, stride: Any, requires_grad: bool
-) -> torch.Tensor:
-    wrapper: torch.Tensor = kind.__tensor_unflatten__(members, context, size, stride)
-    return wrapper.requires_grad_(requires_grad) if requires_grad else wrapper
 
 
 class _Pickler(pickle.Pickler):
+    """Describes each storage of fakes once, as `torch.save()` writes each storage once."""
+
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._storages: dict[int, _Storage] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
     @property
     def nbytes(self) -> int:
         """The bytes of the values that are not written."""
-        return sum(storage.nbytes + RECORD for storage in self._storages.values())
+        return sum(storage.nbytes() + RECORD for storage in self._storages.values())
 
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not any(map(_C.is_fake, parts_of(value))):
-            return NotImplemented
-        is_wrapper = hasattr(value, "__tensor_flatten__")
-        if isinstance(value, torch.nn.Parameter) and not is_wrapper:
-            return torch.nn.Parameter.__reduce_ex__(value, pickle.HIGHEST_PROTOCOL)
-        make, arguments = _wrapper_description(value) if is_wrapper else self._description(value)
-        # As in `torch.Tensor.__reduce_ex__()`: attributes that a class or a program has set on the tensor.
-        state = torch._utils._get_obj_state(value)
-        if type(value) is torch.Tensor and not state:
-            return make, arguments
-        return torch._tensor._rebuild_from_type_v2, (make, type(value), arguments, state)
-
-    def _description(self, value: torch.Tensor) -> tuple[Any, ...]:
-        storage = value.untyped_storage()
-        stored = self._storages.setdefault(storage._cdata, _Storage(storage.nbytes(), str(value.device)))
-        geometry = tuple(value.size()), value.stride(), value.storage_offset()
-        marks = torch._utils.get_tensor_metadata(value)
-        return _tensor, (stored, value.dtype, *geometry, _is_trained(value), marks, known_list(value))
+    def persistent_id(self, value: Any) -> Any:
+        """Describe a storage of fakes, which has the same key each time. Other objects are pickled."""
+        is_typed = isinstance(value, torch.TypedStorage)
+        storage = value._untyped_storage if is_typed else value
+        if not is_of_fakes(storage):
+            return None
+        self._storages[storage._cdata] = storage
+        return storage._cdata, value.dtype if is_typed else None, storage_description(storage)
 
 
-def _wrapper_description(value: Any) -> tuple[Any, ...]:
-    names, context = value.__tensor_flatten__()
-    members = {name: getattr(value, name) for name in names}
-    return _wrapper, (type(value), members, context, value.size(), value.stride(), _is_trained(value))
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], place: Place) -> None:
+        super().__init__(file)
+        self._place = place
+        self._made: dict[int, torch.UntypedStorage] = {}
+
+    def persistent_load(self, description: Any) -> Any:
+        """Return the storage, which is created the first time."""
+        key, dtype, (nbytes, device, known) = description
+        if key not in self._made:
+            self._made[key] = storage_from(nbytes, str(self._place(torch.device(device))), known)
+        return self._made[key] if dtype is None else typed(self._made[key], dtype)
 
 
 def known_list(value: torch.Tensor) -> list[Any] | None:
@@ -125,11 +81,7 @@ def known_list(value: torch.Tensor) -> list[Any] | None:
     return None if known is None else list(known.flatten().tolist())
 
 
-def _is_trained(value: torch.Tensor) -> bool:
-    return value.requires_grad and value.is_leaf
-
-
-class _WeightsUnpickler(pickle.Unpickler):
+class _WeightsUnpickler(_Unpickler):
     """Rejects the classes that `torch.load(weights_only=True)` rejects."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -137,7 +89,7 @@ class _WeightsUnpickler(pickle.Unpickler):
 
         full_name = f"{module}.{name}"
         known = {**allowed._get_allowed_globals(), **allowed._get_user_allowed_globals()}
-        if module != __name__ and full_name not in known:
+        if full_name not in known:
             raise pickle.UnpicklingError(
                 f"torch.load(weights_only=True): GLOBAL {full_name} is not an allowed global. Allow it by "
                 f"`torch.serialization.add_safe_globals([{name}])`, or load with weights_only=False"
@@ -203,13 +155,15 @@ def is_placeholder(file: Any) -> bool:
 
 def load_placeholder(file: Any, map_location: Any = None, *, weights_only: bool = False) -> Any:
     """Return the saved object, with fakes on the devices of `torch.load(map_location=...)`."""
-    token = _place.set(lambda device: _mapped(device, map_location))
-    try:
-        with opened(file, "rb") as content, fake_mode():
-            header = io.BytesIO(read_header(content))
-            return (_WeightsUnpickler if weights_only else pickle.Unpickler)(header).load()
-    finally:
-        _place.reset(token)
+    with opened(file, "rb") as content, fake_mode():
+        header = io.BytesIO(read_header(content))
+        unpickler = _WeightsUnpickler if weights_only else _Unpickler
+        settings = torch.serialization._serialization_tls  # read by functions that rebuild wrappers
+        before, settings.map_location = settings.map_location, map_location
+        try:
+            return unpickler(header, lambda device: _mapped(device, map_location)).load()
+        finally:
+            settings.map_location = before
 
 
 def _mapped(device: torch.device, map_location: Any) -> torch.device:

@@ -50,6 +50,7 @@ def run_rank(
     messages: Messages | None = None,
     remedies: Sequence[Remedy] | None = None,
     on_unstoppable: Callable[[RankReport], None] = lambda report: None,
+    on_end: Callable[[RankReport, bool], None] = lambda report, is_stopped: None,
 ) -> RankReport:
     """Run a program as rank `rank` of `size` until it reaches the goal.
 
@@ -70,6 +71,7 @@ def run_rank(
         remedies: The changes of the program for this run; None to collect no findings either.
         on_unstoppable: Called with the report if the program continues after it has reached the goal. May end the
             process.
+        on_end: Called with the report while fakes still work, and with whether the program was stopped at its goal.
     """
     report = RankReport(rank, goal.unit, goal.count)
     start = time.perf_counter()
@@ -101,10 +103,11 @@ def run_rank(
 
         progress.on_enough = describe
         progress.on_unstoppable = lambda: on_unstoppable(_completed(report, job, memory, progress, start))
+        is_stopped = False
         try:
             _run(program, is_module)
         except Finished:
-            pass
+            is_stopped = True
         except BaseException as error:
             # The additional step that counts operations is not part of the run.
             if not progress.has_enough:
@@ -114,7 +117,9 @@ def run_rank(
         if not report.flops_error:
             progress.finish()
         progress.close()
-        return _completed(report, job, memory, progress, start)
+        completed = _completed(report, job, memory, progress, start)
+        on_end(completed, is_stopped)
+        return completed
 
 
 def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: Progress, start: float) -> RankReport:

@@ -8,6 +8,7 @@ reported like a read of a value.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -20,6 +21,7 @@ import torch
 
 from .. import _C
 from ..fake.assumed_values import note_reading, while_values_are_assumed
+from ..fake.described_storages import storage_description, storage_from, typed
 from ..tools.held_tensors import parts_of
 from ..tools.imports import patching
 from ..tools.patching import Make
@@ -65,7 +67,9 @@ class _Search(pickle.Pickler):
         """Continue with objects that are not tensors. The data of real tensors need not be copied."""
         if not isinstance(value, torch.Tensor):
             return None
-        self.has_found |= any(_C.is_fake(member) for member in parts_of(value))
+        shards = getattr(value, "_local_shards", None)  # of a `ShardedTensor`
+        members = parts_of(value) if shards is None else (shard.tensor for shard in shards)
+        self.has_found |= any(map(_C.is_fake, members))
         return "tensor"
 
 
@@ -109,6 +113,45 @@ def _skipping_files_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]
     return save_file
 
 
+def _skipping_checkpoints_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def write_plan(plan: Any, progress: bool, resume: bool) -> Any:
+        if plan.contents.are_described and files_apart() is None:
+            return note_reading("checkpoint.save_safetensors", NOT_WRITTEN, sys._getframe(2))
+        return original(plan, progress, resume)
+
+    return write_plan
+
+
+def _describing_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
+    def write_files(plan: Any, complete: set[str], progress: bool) -> None:
+        if not plan.contents.are_described:
+            original(plan, complete, progress)
+            return
+        for file in plan.files.files:
+            if file.name not in complete:
+                described = {name: _described(plan.contents, name) for name, *_ in file.header.places}
+                metadata = json.loads(file.header.content[8:]).get("__metadata__")
+                safetensors_files.save_file(described, plan.place / file.name, metadata)
+
+    return write_files
+
+
+def _described(contents: Any, name: str) -> torch.Tensor:
+    """Return a tensor with the shape and the dtype that the file would have, and with the values that are known."""
+    tensor, dtype = contents.tensors[name], contents.dtype_of(name)
+    is_same = tensor.dtype == dtype and not _C.is_deferred(tensor)
+    return tensor if is_same else torch.empty(tensor.shape, dtype=dtype, device="meta")
+
+
+def _reading_described_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
+    def read_file(path: Any) -> Any:
+        if not is_placeholder(path):
+            return original(path)
+        return None, safetensors_files.PlaceholderFile(path).get_tensors().items()
+
+    return read_file
+
+
 def _describing_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(tensors: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         describes = holds_fakes(dict(tensors))
@@ -142,7 +185,31 @@ def files_apart() -> Any:
     return None if files is None else files.active()
 
 
+def _describing_storages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __reduce__(self: torch.UntypedStorage) -> Any:
+        return (storage_from, storage_description(self)) if _C.is_storage_of_fakes(self) else original(self)
+
+    return __reduce__
+
+
+def _describing_typed_storages(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __reduce__(self: torch.TypedStorage) -> Any:
+        untyped = self._untyped_storage
+        if not _C.is_storage_of_fakes(untyped):
+            return original(self)
+        return _typed_from, (self.dtype, *storage_description(untyped))  # a copy for each tensor, as of real ones
+
+    return __reduce__
+
+
+def _typed_from(dtype: torch.dtype, *description: Any) -> torch.TypedStorage:
+    return typed(storage_from(*description), dtype)
+
+
 def _install() -> None:
+    reason = "writes memory into a pickle"
+    while_values_are_assumed.patch(torch.UntypedStorage, "__reduce__", _describing_storages, reason)
+    while_values_are_assumed.patch(torch.TypedStorage, "__reduce__", _describing_typed_storages, reason)
     while_values_are_assumed.patch(torch, "save", _skipping_fakes, "truncates the file, and then reads memory")
     while_values_are_assumed.patch(torch, "load", _loading_fakes, "cannot read the files that describe fakes")
 
@@ -155,6 +222,11 @@ _PATCHES: dict[str, tuple[tuple[str, Make, str], ...]] = {
         ("save_file", _skipping_files_of_fakes, "reads the memory of tensors"),
         ("save", _describing_fakes, "reads the memory of tensors"),
         ("load", _reading_described_fakes, "cannot read tensors without values"),
+    ),
+    "torchext.checkpoint.reading": (("read_file", _reading_described_checkpoints, "maps values"),),
+    "torchext.checkpoint.saving": (
+        ("write_plan", _skipping_checkpoints_of_fakes, "writes files"),
+        ("write_files", _describing_checkpoints, "computes tensors"),
     ),
 }
 

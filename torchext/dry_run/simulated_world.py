@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import Self
 
 from .. import _C
@@ -24,6 +25,7 @@ from ..tools.checks import check_is_int
 from ..tools.deprecation import RenamedAttribute, renamed_keywords
 from . import compiling, data, ddp_reducer, fused, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .checked_agreement import agreeing_with_rank_0
+from .checkpoints import checkpoints_of_one_rank
 from .collectives import Collective, CollectiveSummary, summarize
 from .current import Job, current, enter, leave, while_world_is_open
 from .environment import torchrun_environment
@@ -154,6 +156,9 @@ class World(Job):
             if self.gpu is not None:
                 block.enter_context(names_of_nccl())
             if self.gpu is not None and self._set_device:
+                # Metadata of "cuda" are cached for the device that was current.
+                FakeTensorMode.cache_clear()
+                block.callback(FakeTensorMode.cache_clear)
                 torch.cuda.set_device(self.local_rank)
             block.enter_context(compiling.remarking_on_graphs(self))
             block.enter_context(triton_in_a_world(self))
@@ -163,10 +168,13 @@ class World(Job):
             block.enter_context(separate_meshes())
             self._assumed = block.enter_context(assuming_values(self._policy))
             block.enter_context(not_writing_fakes())
+            block.enter_context(checkpoints_of_one_rank())
             block.callback(_destroy_groups)
             block.callback(self.recorder.close)
             _C.observe_collectives(self.recorder.observe)
             block.callback(_C.observe_collectives, None)
+            _C.materialize_as_fakes(True)
+            block.callback(_C.materialize_as_fakes, False)
             if self._backend is not None:
                 process_groups.initialize(self._backend)
                 self.has_own_group = True

@@ -18,14 +18,14 @@ from .. import _C
 from ..descriptions.gpus import FakeGPU, as_fake_gpu
 from ..tools.leases import Lease, while_fakes_live
 from ..tools.once import once
-from ..tools.patching import patching_lock
-from .cuda_devices import DEVICES
+from .cuda_builds import patch_cuda_builds, refuse_tuning
+from .cuda_devices import QUERIES, compiling, initializing
 from .cuda_graphs import GRAPHS, FakeGraph, FakePool
-from .cuda_libraries import NO_POOLS, patch_libraries, refusing
-from .cuda_memory import ACCELERATOR_MEMORY, MEMORY, checking_settings, forget_raw_memory, pinning_numbers
+from .cuda_libraries import NO_POOLS, patch_libraries, refusing_call, settings
+from .cuda_memory import ACCELERATOR_MEMORY, checking_settings, forget_program, pinning_numbers
 from .cuda_parallel import patch_comm
 from .cuda_random import RANDOM, generators_by_thread
-from .cuda_streams import FakeEvent, FakeStream, current_stream, default_stream, set_stream, set_stream_by_id
+from .cuda_streams import FakeEvent, FakeStream, current_stream, set_stream
 from .default_type import apply_default_type, forget_default_type, leave_default_type, setting_default_type
 
 __all__ = ["fake_cuda", "same_devices"]
@@ -40,7 +40,7 @@ def fake_cuda(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
 
     Raises:
         TypeError: `gpu` is of another type.
-        RuntimeError: The devices are described, but this machine has CUDA devices.
+        RuntimeError: The devices are described, but this machine has CUDA devices, or TunableOp is enabled.
         ValueError: The number is out of range, or the model is unknown.
     """
     described = as_fake_gpu(gpu)
@@ -51,6 +51,8 @@ def fake_cuda(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
 @contextmanager
 def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
     """Implement `fake_cuda()`. Without `gpu` the devices are described as around the block, if they are."""
+    if count:
+        refuse_tuning()
     block = _C.enter_fake_cuda(count) if count else None
     if block is None:
         if gpu is not None and count:
@@ -65,7 +67,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
         _describe(gpu)
     _replace_backward()
     try:
-        with _while_devices_exist.hold(), _functions_of_cuda_builds():
+        with _while_devices_exist.hold():
             # It caches the accelerator (`functools.cache`).
             torch.get_device_module.cache_clear()
             apply_default_type()
@@ -75,39 +77,12 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
                 torch.get_device_module.cache_clear()
     finally:
         if not _while_devices_exist.is_active:  # the last block ends the devices, like a process
-            forget_raw_memory()
+            forget_program()
+            settings.clear()
             forget_default_type()
         _C.leave_fake_cuda(block)  # raises on another thread
         if not _C.fake_cuda_devices():
             leave_default_type()
-
-
-# Functions that a build for CPUs does not have. PyTorch's own Python code (graphs) and libraries with their own kernels
-# (bitsandbytes, when it is imported) look them up in `torch._C`.
-OF_CUDA_BUILDS: dict[str, Callable[..., Any]] = {
-    "_cuda_getCurrentRawStream": _C.current_fake_stream,
-    "_host_emptyCache": lambda: None,
-}
-_added: list[str] = []
-_adding = 0
-
-
-@contextmanager
-def _functions_of_cuda_builds() -> Iterator[None]:
-    """Add the functions that `torch._C` lacks while any thread is in such a block."""
-    global _adding
-    with patching_lock:
-        _adding += 1
-        for name in OF_CUDA_BUILDS.keys() - vars(torch._C).keys():
-            setattr(torch._C, name, OF_CUDA_BUILDS[name])
-            _added.append(name)
-    try:
-        yield
-    finally:
-        with patching_lock:
-            _adding -= 1
-            while not _adding and _added:
-                delattr(torch._C, _added.pop())
 
 
 def _describe(gpu: FakeGPU) -> None:
@@ -128,22 +103,17 @@ def _accelerator_stream(device: Any = None, /) -> Any:
 
 
 def _set_accelerator_stream(stream: Any) -> None:
-    set_stream(stream)
+    set_stream(stream.stream_id, stream.device_index, stream.device_type)
 
 
-STREAMS: dict[str, Callable[..., Any]] = {
-    "_set_stream_by_id": lambda stream_id, device_index, device_type: set_stream_by_id(stream_id, device_index),
-    "current_stream": current_stream,
-    "default_stream": default_stream,
-}
-
-# `torch.accelerator` must not share functions with `torch.cuda`: Dynamo asserts that each function has one name.
+# `torch.accelerator` must not share functions with `torch.cuda`: Dynamo asserts that each function has one name. Nor
+# may it call them: Dynamo calls it at each graph break, and would trace the call.
 ACCELERATOR_STREAMS: dict[str, Callable[..., Any]] = {
     "current_stream": _accelerator_stream,
     "set_stream": _set_accelerator_stream,
 }
 
-ANSWERS = DEVICES | STREAMS | MEMORY | RANDOM | GRAPHS
+ANSWERS = QUERIES | RANDOM | GRAPHS
 
 
 def _constructing(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
@@ -183,12 +153,15 @@ def _replaced_functions() -> None:
             if function is not None and id(function) not in found:
                 found.add(id(function))
                 _while_devices_exist.patch(module, name, partial(_answering, answer=answer), reason, is_traced=True)
+    _while_devices_exist.patch(torch.cuda, "_lazy_init", initializing, reason, is_traced=True)
+    _while_devices_exist.patch(torch.cuda, "_is_compiled", compiling, reason, is_traced=True)
     classes = [(torch.cuda.Stream, FakeStream), (torch.cuda.Event, FakeEvent), (torch.cuda.CUDAGraph, FakeGraph)]
     # A build for CUDA makes pools in C, before `MemPool.__init__()` could replace them.
     if "__new__" in vars(torch.cuda.MemPool.__base__):
         classes.append((torch.cuda.MemPool, FakePool))
     else:
-        _while_devices_exist.patch(torch.cuda.MemPool, "__init__", refusing(NO_POOLS), reason)
+        make = partial(_answering, answer=refusing_call(NO_POOLS))
+        _while_devices_exist.patch(torch.cuda.MemPool, "__init__", make, reason)
     for owner, fake in classes:
         _while_devices_exist.patch(owner, "__new__", partial(_constructing, fake=fake), reason)
     for cls in torch._tensor_classes:
@@ -206,6 +179,7 @@ def _replaced_functions() -> None:
     _while_devices_exist.patch(
         torch._C, "_accelerator_setAllocatorSettings", checking_settings, "checks keys in CUDA builds only"
     )
+    patch_cuda_builds(_while_devices_exist, _answering)
     patch_libraries(_while_devices_exist, _answering)
     patch_comm(_while_devices_exist, _answering)
     # PyTorch's own kernels stand in for those of cuDNN.

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from .. import _C
-from .cuda_streams import synchronize
 
-__all__ = ["DEVICES", "index_of"]
+__all__ = ["DEVICES", "QUERIES", "compiling", "index_of", "initializing"]
 
 
 def index_of(device: Any = None) -> int:
@@ -28,8 +27,8 @@ def index_of(device: Any = None) -> int:
 
 
 def _set_device(device: Any) -> None:
-    if torch.cuda._utils._get_device_index(device, optional=True) >= 0:  # negative ones are ignored, as in PyTorch
-        torch._C._accelerator_setDeviceIndex(index_of(device))
+    torch._C._accelerator_setDeviceIndex(index_of(device))
+    _C.set_fake_cuda_initialized()
 
 
 def _exchange_device(device: int) -> int:
@@ -69,35 +68,43 @@ def _get_device_properties(device: Any = None) -> SimpleNamespace:
     )
 
 
-def _get_device_name(device: Any = None) -> str:
-    return str(_get_device_properties(device).name)
+def initializing(original: Callable[[], None]) -> Callable[[], None]:
+    """Replace `torch.cuda._lazy_init()`, which functions of `torch.cuda` call first."""
+
+    def _lazy_init() -> None:
+        if _C.fake_cuda_devices():
+            _C.set_fake_cuda_initialized()
+        elif torch._C._has_cuda:
+            original()
+        else:
+            raise AssertionError("Torch not compiled with CUDA enabled")  # `original` would look for the functions
+
+    return _lazy_init
 
 
-def _get_device_capability(device: Any = None) -> tuple[int, int]:
-    properties = _get_device_properties(device)
-    return properties.major, properties.minor
+def compiling(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Replace `torch.cuda._is_compiled()`, which would find the functions of `DEVICES` on all threads."""
+    return lambda: bool(torch._C._has_cuda or _C.fake_cuda_devices())
 
 
-def _synchronize(device: Any = None) -> None:
-    synchronize(index_of(device))
-
-
-def _do_nothing() -> None:
-    pass
-
-
-DEVICES: dict[str, Callable[..., Any]] = {
+# Functions of `torch.cuda`, and of `torch._C` in builds for CUDA.
+QUERIES: dict[str, Callable[..., Any]] = {
     "_exchange_device": _exchange_device,
-    "_lazy_init": _do_nothing,
+    "_lazy_call": lambda call, **kwargs: call(),
     "_maybe_exchange_device": _exchange_device,
-    "current_device": lambda: torch._C._accelerator_getDeviceIndex(),
     "device_count": lambda: _C.fake_cuda_devices(),
-    "get_device_capability": _get_device_capability,
-    "get_device_name": _get_device_name,
     "get_device_properties": _get_device_properties,
-    "init": _do_nothing,
-    "is_available": lambda: True,
     "is_bf16_supported": lambda including_emulation=True: True,
-    "set_device": _set_device,
-    "synchronize": _synchronize,
+    "is_initialized": lambda: _C.is_fake_cuda_initialized(),
+}
+DEVICES: dict[str, Callable[..., Any]] = {
+    "_cuda_canDeviceAccessPeer": lambda device, peer_device: device != peer_device,
+    "_cuda_exchangeDevice": _exchange_device,
+    "_cuda_getDevice": lambda: torch._C._accelerator_getDeviceIndex(),
+    "_cuda_getDeviceCount": lambda: _C.fake_cuda_devices(),
+    "_cuda_hasPrimaryContext": lambda index: index == index_of(index) and _C.is_fake_cuda_initialized(),
+    "_cuda_init": lambda: None,
+    "_cuda_isInBadFork": lambda: False,
+    "_cuda_maybeExchangeDevice": _exchange_device,
+    "_cuda_setDevice": _set_device,
 }

@@ -6,38 +6,34 @@ Programs query versions, mark ranges for a profiler, and copy storages without a
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import string_at
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch.cuda.nccl
 import torch.cuda.nvtx
 
 from .. import _C
 from ..tools.leases import Lease
 from .cuda_devices import index_of
+from .described_storages import MOST_BYTES, storage_from
 
-__all__ = ["NO_POOLS", "patch_libraries", "refusing"]
+__all__ = [
+    "LIBRARIES",
+    "NO_KERNELS",
+    "NO_POOLS",
+    "cudart",
+    "patch_libraries",
+    "refusing_call",
+    "settings",
+]
 
 # Result of NVML measurements: nothing runs on a fake device.
 IDLE = 0
 
-# From a recent CUDA build. A build with NCCL returns its own version.
-NCCL_VERSION = (2, 27, 5)
-
 # `cudaSuccess`
 SUCCESS = 0
-
-_sync_debug_mode = 0
-
-
-def _set_sync_debug_mode(debug_mode: int | str) -> None:
-    global _sync_debug_mode
-    names = {"default": 0, "warn": 1, "error": 2}
-    if isinstance(debug_mode, str) and debug_mode not in names:
-        raise RuntimeError("invalid value of debug_mode, expected one of `default`, `warn`, `error`")
-    _sync_debug_mode = names[debug_mode] if isinstance(debug_mode, str) else debug_mode
 
 
 def _check_error(result: int) -> None:
@@ -49,14 +45,14 @@ def _succeed(*args: Any) -> int:
     return SUCCESS
 
 
-def _cudart() -> SimpleNamespace:
+def cudart() -> SimpleNamespace:
     """Return the functions of the CUDA runtime that PyTorch binds."""
     return SimpleNamespace(
         cudaError=SimpleNamespace(success=SUCCESS),
         cudaGetErrorString=lambda result: f"error {result} of a fake CUDA device",
         cudaHostRegister=_succeed,
         cudaHostUnregister=_succeed,
-        cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
+        cudaMemGetInfo=lambda device: _C.cuda_mem_get_info(index_of(device)),
         cudaProfilerStart=_succeed,
         cudaProfilerStop=_succeed,
         cudaStreamCreate=_succeed,
@@ -64,9 +60,9 @@ def _cudart() -> SimpleNamespace:
     )
 
 
-def _handle(device: Any = None) -> int:
+def _handle() -> int:
     """Return a value for the address of a library's handle: distinct for each device, and not null."""
-    return index_of(device) + 1
+    return torch.cuda.current_device() + 1
 
 
 def _idle(device: Any = None) -> int:
@@ -74,48 +70,55 @@ def _idle(device: Any = None) -> int:
     return IDLE
 
 
-def _workspace_size_function(get: Callable[[], int], variable: str) -> Callable[..., int]:
-    """Replace the getter and setter of a workspace size, which is cached with operator results and cannot change."""
+def _device_memory_used(device: Any = None) -> int:
+    free, total = _C.cuda_mem_get_info(index_of(device))
+    return total - free
 
-    def workspace_size(size: int | None = None) -> int:
-        if size is not None and size != get():
+
+def _unless_equal(get: Callable[[], int], variable: str) -> Callable[[int], None]:
+    """Replace the setter of a workspace size, which is cached with operator results and cannot change."""
+
+    def set_size(size: int) -> None:
+        if size != get():
             raise RuntimeError(
                 "The workspace size of cuBLAS cannot be set on fake CUDA devices. Set the environment variable "
                 f"{variable} before the process starts."
             )
-        return get()
 
-    return workspace_size
+    return set_size
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
+def refusing_call(message: str) -> Callable[..., Any]:
+    """Return a function that raises an error with `message`."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(message)
+
+    return refuse
+
+
+# The settings that the program has changed.
+settings: dict[object, Any] = {}
+
+MOST_PLANS = 4096  # `CUFFT_DEFAULT_CACHE_SIZE`
+NO_PLANS = "The number of cached cuFFT plans is unknown on fake CUDA devices, which run no transform."
+
 ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
     (
         torch.cuda,
         {
-            "can_device_access_peer": lambda device, peer_device: index_of(device) != index_of(peer_device),
             "check_error": _check_error,
             "clock_rate": _idle,
-            "cudart": _cudart,
-            "current_blas_handle": _handle,
-            "current_solver_handle": _handle,
-            "get_sync_debug_mode": lambda: _sync_debug_mode,
-            "ipc_collect": _do_nothing,
+            "cudart": cudart,
+            "device_memory_used": _device_memory_used,
             "memory_usage": _idle,
             "power_draw": _idle,
-            "set_sync_debug_mode": _set_sync_debug_mode,
             "temperature": _idle,
             "utilization": _idle,
-        },
-    ),
-    (
-        torch.backends.cuda,
-        {
-            "cublas_workspace_size": _workspace_size_function(_C.cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
-            "cublaslt_workspace_size": _workspace_size_function(_C.cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
         },
     ),
     # NVTX returns the depth of nested ranges, which is not tracked.
@@ -129,31 +132,41 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
             "range_start": lambda msg: 0,
         },
     ),
+    (
+        torch,
+        {
+            "_cufft_clear_plan_cache": _do_nothing,
+            "_cufft_get_plan_cache_max_size": lambda index: settings.get(("plans", index), MOST_PLANS),
+            "_cufft_get_plan_cache_size": refusing_call(NO_PLANS),
+            "_cufft_set_plan_cache_max_size": lambda index, size: settings.__setitem__(("plans", index), size),
+        },
+    ),
 ]
 
+LIBRARIES: dict[str, Callable[..., Any]] = {
+    "_cuda_clearCublasWorkspaces": _C.forget_workspaces,
+    "_cuda_getCublasLtWorkspaceSize": _C.cublaslt_workspace_size,
+    "_cuda_getCublasWorkspaceSize": _C.cublas_workspace_size,
+    "_cuda_getCurrentBlasHandle": _handle,
+    "_cuda_getCurrentSolverHandle": _handle,
+    "_cuda_ipc_collect": _do_nothing,
+    "_cuda_resetCublasLtWorkspaceSize": _do_nothing,
+    "_cuda_resetCublasWorkspaceSize": _do_nothing,
+    "_cuda_setCublasLtWorkspaceSize": _unless_equal(_C.cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
+    "_cuda_setCublasWorkspaceSize": _unless_equal(_C.cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
+}
 
 NO_POOLS = (
     "Fake CUDA devices simulate only PyTorch's caching allocator: they do not support another allocator, or a "
     "memory pool in a CUDA build of PyTorch. Run the program without it."
 )
+NO_KERNELS = "Fake CUDA devices run no kernels: this function would compile or start one. Run the program without it."
 REFUSED: list[tuple[Any, str, str]] = [
     (torch.cuda.memory.CUDAPluggableAllocator, "__init__", NO_POOLS),
     (torch.cuda.memory, "change_current_allocator", NO_POOLS),
+    (torch.cuda, "_compile_kernel", NO_KERNELS),
+    (torch.cuda.Event, "from_ipc_handle", "Fake CUDA devices have no events of other processes."),
 ]
-
-
-def refusing(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a patch that raises an error with `message` on threads with fake devices."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            if _C.fake_cuda_devices():
-                raise RuntimeError(message)
-            return original(*args, **kwargs)
-
-        return refuse
-
-    return make
 
 
 def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
@@ -167,7 +180,9 @@ def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torc
             return _C.bytes_of_storage(self).to(wanted).untyped_storage()
         if wanted.type == "cpu":
             return original(self, device=device, non_blocking=non_blocking)
-        return torch.empty(self.nbytes(), dtype=torch.uint8, device=wanted).untyped_storage()
+        is_small = 0 < self.nbytes() <= MOST_BYTES  # such as a step counter's
+        known = string_at(self.data_ptr(), self.nbytes()) if is_small else None
+        return storage_from(self.nbytes(), str(wanted), known)
 
     return to
 
@@ -184,8 +199,6 @@ def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
         for name, answer in answers.items():
             if hasattr(module, name):  # newer releases have more handles and measurements
                 lease.patch(module, name, partial(answering, answer=answer), reason)
-    if not hasattr(torch._C, "_nccl_version"):
-        lease.patch(torch.cuda.nccl, "version", partial(answering, answer=lambda: NCCL_VERSION), reason)
     for owner, name, message in REFUSED:
-        lease.patch(owner, name, refusing(message), reason)
+        lease.patch(owner, name, partial(answering, answer=refusing_call(message)), reason)
     lease.patch(torch.UntypedStorage, "to", _moving, "copies memory without calling an operator")

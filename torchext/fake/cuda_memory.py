@@ -13,34 +13,30 @@ from .. import _C
 from ..tools.dispatch_keys import without_our_keys
 from .cuda_devices import index_of
 
-__all__ = ["ACCELERATOR_MEMORY", "MEMORY", "checking_settings", "forget_raw_memory", "pinning_numbers"]
+__all__ = [
+    "ACCELERATOR_MEMORY",
+    "MEMORY",
+    "checking_settings",
+    "forget_program",
+    "pinning_numbers",
+]
 
 
-def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
-    return {
-        "segments": _C.cuda_memory_segments(),
-        "device_traces": _C.cuda_memory_traces(),
-        "allocator_settings": {},
-        "external_annotations": [],
-    }
+def _snapshot(pool: tuple[int, ...] | None) -> dict[str, Any]:
+    """Return the segments of a pool, or of all for the pool (0, 0), and all traces."""
+    segments = _C.cuda_memory_segments()
+    if pool is not None and any(pool[:2]):
+        segments = [segment for segment in segments if segment["segment_pool_id"] == pool[:2]]
+    traces = _C.cuda_memory_traces()
+    return {"segments": segments, "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
 
 # `HistoryStacks` (csrc/memory/device_memory.h) by `context`
 STACKS = {None: 0, "state": 1, "alloc": 1, "all": 2}
 
 
-def _record_memory_history(enabled: str | bool | None = "all", *args: Any, **kwargs: Any) -> None:
-    record = _record_history_as_before if isinstance(enabled, bool) else _record_history
-    record(enabled, *args, **kwargs)
-
-
 def _record_history(
-    enabled: Any,
-    context: str | None = "all",
-    stacks: str = "all",
-    max_entries: int = sys.maxsize,
-    *args: Any,
-    **kwargs: Any,
+    enabled: str | None, context: str | None = "all", stacks: str = "all", max_entries: int = sys.maxsize, *args: Any
 ) -> None:
     if enabled not in (None, "state", "all"):
         raise RuntimeError("expected enabled to be 'state', or 'all'")
@@ -50,45 +46,18 @@ def _record_history(
 
 
 def _record_history_as_before(
-    enabled: Any, record_context: bool = True, trace_alloc_max_entries: int = 1, *args: Any, **kwargs: Any
+    enabled: bool, record_context: bool = True, trace_alloc_max_entries: int = 1, *args: Any
 ) -> None:
-    """Implement the arguments that PyTorch calls legacy."""
     _C.cuda_record_memory_history(enabled, trace_alloc_max_entries, int(record_context))
-
-
-def _set_memory_fraction(fraction: float, device: Any = None) -> None:
-    if not isinstance(fraction, float):
-        raise TypeError("Invalid type for fraction argument, must be `float`")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-    _C.cuda_set_memory_fraction(fraction, index_of(device))
-
-
-def _device_memory_used(device: Any = None) -> int:
-    free, total = _C.cuda_mem_get_info(index_of(device))
-    return total - free
-
-
-def _memory_fraction(device: Any = None) -> float:
-    return _C.cuda_memory_fraction(index_of(device))
 
 
 # Memory that the program has allocated without a tensor, by its simulated address.
 _raw: dict[int, torch.Tensor] = {}
 
 
-def _allocate(size: int, device: Any = None, stream: Any = None) -> int:
-    index = index_of(device)
-    if stream is None:
-        stream = torch.cuda.current_stream(index)
-    if isinstance(stream, int):
-        stream = torch.cuda.ExternalStream(stream, device=index)
-    elif not isinstance(stream, torch.cuda.Stream):
-        raise TypeError(
-            "Invalid type for stream argument, must be `torch.cuda.Stream` or `int` representing a pointer to an "
-            "existing stream"
-        )
-    with torch.cuda.stream(stream):
+def _allocate(size: int, stream: int) -> int:
+    index = torch.cuda.current_device()
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=index)):
         memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
     address = _C.fake_address(memory.untyped_storage())
     _raw[address] = memory
@@ -100,9 +69,11 @@ def _free(mem_ptr: int) -> None:
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x} was not returned by caching_allocator_alloc().")
 
 
-def forget_raw_memory() -> None:
-    """Free the raw memory that the program has not freed."""
+def forget_program() -> None:
+    """Free the raw memory that the program has not freed, and forget its observers and this thread's metadata."""
     _raw.clear()
+    _C.set_cuda_memory_metadata("")
+    _C.forget_out_of_memory_observers()
 
 
 def _enable_caching(value: bool = True) -> None:
@@ -111,10 +82,6 @@ def _enable_caching(value: bool = True) -> None:
             "The caching allocator cannot be disabled on fake CUDA devices, which simulate it. Run the program "
             "without caching_allocator_enable(False)."
         )
-
-
-def _reset_host_stats() -> None:
-    """Do nothing: pinned memory is not counted."""
 
 
 def checking_settings(original: Callable[[str], None]) -> Callable[[str], None]:
@@ -129,23 +96,31 @@ def checking_settings(original: Callable[[str], None]) -> Callable[[str], None]:
 
 
 MEMORY: dict[str, Callable[..., Any]] = {
-    "_record_memory_history": _record_memory_history,
-    "_snapshot": _snapshot,
-    "caching_allocator_alloc": _allocate,
-    "caching_allocator_delete": _free,
-    "caching_allocator_enable": _enable_caching,
-    "device_memory_used": _device_memory_used,
-    "empty_cache": lambda: _C.cuda_empty_cache(),
-    "get_allocator_backend": lambda: "native",
-    "get_per_process_memory_fraction": _memory_fraction,
-    "mem_get_info": lambda device=None: _C.cuda_mem_get_info(index_of(device)),
-    "memory_snapshot": lambda mempool_id=None, include_traces=True: _C.cuda_memory_segments(),
-    "memory_stats_as_nested_dict": lambda device=None: _C.cuda_memory_stats(index_of(device)),
-    "reset_accumulated_memory_stats": lambda device=None: _C.cuda_reset_accumulated_memory_stats(index_of(device)),
-    "reset_peak_memory_stats": lambda device=None: _C.cuda_reset_peak_memory_stats(index_of(device)),
-    "reset_accumulated_host_memory_stats": _reset_host_stats,
-    "reset_peak_host_memory_stats": _reset_host_stats,
-    "set_per_process_memory_fraction": _set_memory_fraction,
+    "_accelerator_emptyHostCache": _C.cuda_empty_host_cache,
+    "_cuda_allocationTraceback": _C.cuda_allocation_traceback,
+    "_cuda_attach_out_of_memory_observer": _C.on_cuda_out_of_memory,
+    "_cuda_cudaCachingAllocator_enable": _enable_caching,
+    "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+    "_cuda_cudaCachingAllocator_raw_alloc": _allocate,
+    "_cuda_cudaCachingAllocator_raw_delete": _free,
+    "_cuda_emptyCache": _C.cuda_empty_cache,
+    "_cuda_getAllocatorBackend": lambda: "native",
+    "_cuda_getMemoryFraction": _C.cuda_memory_fraction,
+    "_cuda_getMemoryMetadata": _C.cuda_memory_metadata,
+    "_cuda_hostMemoryStats": _C.cuda_host_memory_stats,
+    "_cuda_isHistoryEnabled": _C.is_cuda_history_recorded,
+    "_cuda_memoryMetadataSupported": lambda: True,
+    "_cuda_memorySnapshot": _snapshot,
+    "_cuda_memoryStats": _C.cuda_memory_stats,
+    "_cuda_record_memory_history": _record_history,
+    "_cuda_record_memory_history_legacy": _record_history_as_before,
+    "_cuda_resetAccumulatedHostMemoryStats": _C.cuda_reset_accumulated_host_memory_stats,
+    "_cuda_resetAccumulatedMemoryStats": _C.cuda_reset_accumulated_memory_stats,
+    "_cuda_resetPeakHostMemoryStats": _C.cuda_reset_peak_host_memory_stats,
+    "_cuda_resetPeakMemoryStats": _C.cuda_reset_peak_memory_stats,
+    "_cuda_setMemoryFraction": _C.cuda_set_memory_fraction,
+    "_cuda_setMemoryMetadata": _C.set_cuda_memory_metadata,
+    "_host_emptyCache": _C.cuda_empty_host_cache,
 }
 
 

@@ -7,6 +7,7 @@ between two consecutively recorded events is 1 ms, so that programs may divide b
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,15 +15,7 @@ import torch
 from .. import _C
 from .stream_order import Clock, StreamKey, clock_of, clock_of_device, order_after, order_program_after
 
-__all__ = [
-    "FakeEvent",
-    "FakeStream",
-    "current_stream",
-    "default_stream",
-    "set_stream",
-    "set_stream_by_id",
-    "synchronize",
-]
+__all__ = ["STREAMS", "FakeEvent", "FakeStream", "current_stream", "set_stream"]
 
 _recorded_events = itertools.count()
 
@@ -96,13 +89,13 @@ class _Stream(torch.Stream):
         order_program_after(clock_of(_key(self)), _current_key())
 
     def __enter__(self) -> _Stream:
-        self._previous = (current_stream(), current_stream(self.device))
-        set_stream(self)
+        self._previous = (torch.cuda.current_stream(), torch.cuda.current_stream(self.device))
+        torch.cuda.set_stream(self)  # type: ignore[arg-type]  # passes for one
         return self
 
     def __exit__(self, *error: object) -> None:
         current, of_device = self._previous
-        set_stream(of_device)
+        torch.cuda.set_stream(of_device)
         torch.cuda.set_device(current.device)
 
     def __eq__(self, other: object) -> bool:
@@ -172,6 +165,10 @@ class _Event(torch.Event):
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         return float(end_event._time - self._time)
 
+    def ipc_handle(self) -> bytes:
+        """Raise, because other processes cannot wait for work of fake devices."""
+        raise RuntimeError("An event of a fake CUDA device cannot be shared with other processes: nothing runs there.")
+
     def __repr__(self) -> str:
         return "<torch.cuda.Event>" if self._is_recorded else "<torch.cuda.Event uninitialized>"
 
@@ -189,33 +186,28 @@ def _current_key() -> StreamKey:
     return index, _C.current_fake_stream(index)
 
 
-def _stream(stream_id: int, index: int) -> Any:
-    return FakeStream(stream_id=stream_id, device_index=index, device_type=CUDA)
+def current_stream(index: int) -> Any:
+    """Return the current stream of a device on this thread."""
+    return FakeStream(stream_id=_C.current_fake_stream(index), device_index=index, device_type=CUDA)
 
 
-def current_stream(device: Any = None) -> Any:
-    """Return the current stream of this thread."""
-    index = torch.cuda._utils._get_device_index(device, optional=True)
-    return _stream(_C.current_fake_stream(index), index)
-
-
-def default_stream(device: Any = None) -> Any:
-    """Return the stream that is current initially."""
-    return _stream(0, torch.cuda._utils._get_device_index(device, optional=True))
-
-
-def set_stream_by_id(stream_id: int, index: int) -> None:
+def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     """Make a stream and its device current on this thread."""
-    torch.cuda.set_device(index)
-    _C.set_current_fake_stream(index, stream_id)
+    torch.cuda.set_device(device_index)
+    _C.set_current_fake_stream(device_index, stream_id)
 
 
-def set_stream(stream: Any) -> None:
-    """Make `stream` and its device current on this thread."""
-    if stream is not None:
-        set_stream_by_id(stream.stream_id, stream.device_index)
+def _synchronize() -> None:
+    """Order later work of the program after all work issued on the current device so far. This takes no time."""
+    order_program_after(clock_of_device(torch.cuda.current_device()), _current_key())
 
 
-def synchronize(index: int) -> None:
-    """Order later work of the program after all work issued on the device so far. This takes no time."""
-    order_program_after(clock_of_device(index), _current_key())
+STREAMS: dict[str, Callable[..., Any]] = {
+    "_cuda_getCurrentRawStream": _C.current_fake_stream,
+    "_cuda_getCurrentStream": lambda index: (_C.current_fake_stream(index), index, CUDA),
+    "_cuda_getDefaultStream": lambda index: (0, index, CUDA),
+    "_cuda_getStreamFromExternal": lambda pointer, index: (pointer, index, CUDA),
+    "_cuda_setStream": set_stream,
+    "_cuda_sleep": lambda cycles: None,
+    "_cuda_synchronize": _synchronize,
+}

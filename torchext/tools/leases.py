@@ -62,6 +62,7 @@ class Lease:
         *,
         concerns: Concerns = Concerns.ALL,
         is_traced: bool = False,
+        is_added: bool = False,
         releases: str = "all",
     ) -> Patch:
         """Declare the replacement of an attribute of a module or a class.
@@ -75,6 +76,8 @@ class Lease:
             concerns: The calls that the replacement handles. Others go to the original, unless Dynamo traces the
                 replacement.
             is_traced: Whether Dynamo traces the replacement of a Python function instead of the original.
+            is_added: Whether the attribute is added if this build of PyTorch does not have it. If the build has it, a
+                function loses its identity while it is replaced.
             releases: The releases of PyTorch that need it.
         """
         with patching_lock:
@@ -87,6 +90,7 @@ class Lease:
                 concerns=concerns,
                 lease=self._count,
                 is_traced=is_traced,
+                is_added=is_added,
                 releases=releases,
             )
             self.patches.append(patch)

@@ -78,6 +78,7 @@ class Patch:
         concerns: Concerns = Concerns.ALL,
         lease: _C.Lease,
         is_traced: bool = False,
+        is_added: bool = False,
         releases: str = "all",
     ) -> None:
         self.owner = owner
@@ -88,7 +89,7 @@ class Patch:
         self.concerns = concerns
         self.lease = lease
         self.is_traced = is_traced
-        self.patchable = _patchable_of(owner, name)
+        self.patchable = _patchable_of(owner, name, is_added)
         self.patchable.declared.append(self)
         self.function = self.patchable.function
 
@@ -246,20 +247,30 @@ class _Constructor(_CFunction):
 
 
 class _Value(Patchable):
-    """An attribute that is not callable, or a builtin. Its replacement is made from its value."""
+    """An attribute that is replaced itself, because it is not callable, is a builtin, or is missing in some builds."""
 
     def __init__(self, owner: Any, name: str) -> None:
         super().__init__(vars(owner).get(name, ...))
         self.function = None
         self._owner = owner
         self._name = name
-        self.original = getattr(owner, name) if hasattr(owner, name) else getattr(builtins, name)
+        if not hasattr(owner, name) and not hasattr(builtins, name):
+            self.original = _raising_attribute_error(owner, name)
+        else:
+            self.original = getattr(owner, name) if hasattr(owner, name) else getattr(builtins, name)
 
     def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> Any:
         return function
 
     def _exchange(self, wanted: Any, steps: Steps) -> None:
         steps.attributes.extend((self._owner, self._name, other, wanted) for other in self._others(wanted))
+
+
+def _raising_attribute_error(owner: Any, name: str) -> Function:
+    def original(*args: Any, **kwargs: Any) -> Any:
+        raise AttributeError(f"module {owner.__name__!r} has no attribute {name!r}", name=name, obj=owner)
+
+    return original
 
 
 class _Attribute(_Value):
@@ -293,8 +304,13 @@ THIS_MODULE = f"{PACKAGE}.{__name__.partition('.')[2]}"
 C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType, GetSetDescriptorType)
 
 
-def _patchable_of(owner: Any, name: str) -> Patchable:
+def _patchable_of(owner: Any, name: str, is_added: bool) -> Patchable:
     found = vars(owner).get(name)
+    if is_added:  # callers look it up at each call, because another build does not have it
+        added = ("attribute", id(owner), name)
+        if added not in _patchables:
+            _patchables[added] = _Value(owner, name)
+        return _patchables[added]
     if found is None:
         found = inspect.getattr_static(owner, name, None)
     if found is None:  # a module that forwards to another one, such as `torch.backends.cudnn`

@@ -3,25 +3,12 @@
 #include <algorithm>
 
 #include <ATen/Parallel.h>
-#include <c10/util/accumulate.h>
 
 #include "../plan/part_rules.h"
 
 namespace torchext {
 
 namespace {
-
-// Kernels parallelize loops over elements from `at::internal::GRAIN_SIZE` on, and matrix products earlier.
-bool isSmall(const OpNode& node) {
-  constexpr std::int64_t kNeverDivided = 2048;
-  const auto has_few = [](const Geometry& geometry) { return c10::multiply_integers(geometry.sizes) <= kNeverDivided; };
-  return std::all_of(node.written().begin(), node.written().end(),
-                     [&](const WrittenStorage& written) { return has_few(written.geometry()); }) &&
-         std::all_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
-           return argument.external != nullptr ? argument.external->tensor().numel() <= kNeverDivided
-                                               : has_few(argument.geometry());
-         });
-}
 
 bool isFloat32OnCuda(c10::Device device, caffe2::TypeMeta dtype) {
   return device.is_cuda() &&
@@ -45,20 +32,11 @@ ThreadCountGuard::ThreadCountGuard(const OpNode& node) : previous_{at::get_num_t
   if (recorded == previous_ || partRuleOf(node) != PartRule::kNone) {
     return;
   }
-  const bool has_lost_threads = settings.wereReadBeforeFork() && recorded > previous_;
-  if (!has_lost_threads) {
-    at::set_num_threads(recorded);
-  }
-  const bool is_acceptable = at::get_num_threads() == recorded || isSmall(node);
-  if (!is_acceptable && at::get_num_threads() != previous_) {
-    at::set_num_threads(previous_);  // an exception in a constructor skips the destructor
-  }
-  TORCH_CHECK(
-      is_acceptable, "`", node.op().operator_name(), "` was recorded with ", recorded,
-      " threads, but PyTorch now uses ", previous_,
-      has_lost_threads ? " in a forked process, where the others are gone" : ", and the number cannot be changed",
-      ". Its last bits may depend on that. Call torch.set_num_threads(", previous_, ") before the construction",
-      has_lost_threads ? ", or materialize before the fork." : ".");
+  at::set_num_threads(recorded);
+  TORCH_CHECK(at::get_num_threads() == recorded, "`", node.op().operator_name(), "` was recorded with ", recorded,
+              " threads, but PyTorch now uses ", previous_,
+              ", and the number cannot be changed. Its last bits may depend on that. Call torch.set_num_threads(",
+              previous_, ") before the construction.");
 }
 
 ThreadCountGuard::~ThreadCountGuard() {

@@ -9,8 +9,7 @@
 namespace torchext {
 
 // While it lives, PyTorch's kernels use as many threads as when `node` was recorded, if its result can depend on that.
-// Sums do, for example; random fills, copies and additions do not. Raises an error if the number cannot be restored:
-// after a fork, OpenMP's threads are gone, and a kernel that needs them would wait forever.
+// Sums do, for example; random fills, copies and additions do not. Raises an error if the number cannot be restored.
 class ThreadCountGuard {
  public:
   explicit ThreadCountGuard(const OpNode& node);

@@ -9,8 +9,6 @@
 #include <ATen/Parallel.h>
 #include <c10/util/irange.h>
 
-#include "../../support/kernel_threads.h"
-
 namespace torchext {
 
 using at::Context;
@@ -158,7 +156,7 @@ constexpr std::array kSettings{
 
 }  // namespace
 
-KernelSettings::KernelSettings() : forks_{countForks()} {
+KernelSettings::KernelSettings() {
   static_assert(kSettings.size() == kCount);
   std::transform(kSettings.begin(), kSettings.end(), values_.begin(),
                  [](const Setting& setting) { return setting.get(); });
@@ -226,10 +224,6 @@ void KernelSettingsGuard::restore() const {
 
 int KernelSettings::threads() const noexcept {
   return values_[kThreads];
-}
-
-bool KernelSettings::wereReadBeforeFork() const noexcept {
-  return forks_ != countForks();
 }
 
 std::optional<std::string_view> KernelSettings::changedCudaPrecision() const {

@@ -35,9 +35,6 @@ class KernelSettings {
   // The number of threads that kernels divided their work among.
   int threads() const noexcept;
 
-  // Returns true if the process has been forked since the settings were read.
-  bool wereReadBeforeFork() const noexcept;
-
   // Returns the name of a precision of CUDA matrix products that has changed since, or nothing.
   std::optional<std::string_view> changedCudaPrecision() const;
 
@@ -45,7 +42,7 @@ class KernelSettings {
   TORCHEXT_API std::vector<std::pair<std::string_view, int>> list() const;
 
   bool operator==(const KernelSettings& other) const noexcept {
-    return values_ == other.values_ && forks_ == other.forks_;
+    return values_ == other.values_;
   }
 
  private:
@@ -56,7 +53,6 @@ class KernelSettings {
   KernelSettings();
 
   std::array<int, kCount> values_{};
-  int forks_;  // `countForks()`
 };
 
 // While it lives, all settings except the number of threads are those of `wanted`. Restores them. `now` are the present

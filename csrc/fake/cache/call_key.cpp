@@ -8,11 +8,11 @@
 #include <string_view>
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../support/kernel_threads.h"
 #include "../../support/operator_table.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
@@ -208,8 +208,8 @@ void CallKey::addGlobalState() {
       context.userEnabledNNPACK(), context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(),
       context.userEnabledMathSDP(), context.userEnabledCuDNNSDP(), context.userEnabledOverrideableSDP(),
       counter != nullptr && counter->counts(c10::Device{c10::kCUDA, 0}),  // decides whether workspaces are computed
-      hasSeveralThreads(),  // decides whether oneDNN runs some convolutions
-      isRecording());       // operators that are composed on CUDA are recorded as a whole
+      at::get_num_threads() > 1,  // decides whether oneDNN runs some convolutions
+      isRecording());             // operators that are composed on CUDA are recorded as a whole
   words_.push_back(state);
   if (fakeCudaDeviceCount() > 0) {
     std::uint64_t order = 0;

@@ -4,7 +4,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../../marks/tensor_marks.h"
-#include "../../support/kernel_threads.h"
 
 namespace torchext {
 
@@ -15,16 +14,9 @@ inline const c10::DispatchKeySet kHiddenFromUsers =
     c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit, c10::DispatchKey::ADInplaceOrView,
                          c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kMarksKey});
 
-// While it lives, calls on real tensors are hidden. They also return in a forked process: NOTE [Threads of kernels].
-class HiddenCalls {
- public:
-  HiddenCalls() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(HiddenCalls);
-  ~HiddenCalls() = default;
-
- private:
-  const c10::impl::ExcludeDispatchKeyGuard keys_{kHiddenFromUsers};
-  const OneThread one_thread_{countForks() > 0};
+// While it lives, calls on real tensors are hidden.
+struct HiddenCalls {
+  const c10::impl::ExcludeDispatchKeyGuard keys{kHiddenFromUsers};
 };
 
 }  // namespace torchext

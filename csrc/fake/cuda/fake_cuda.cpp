@@ -68,6 +68,7 @@ std::atomic<const GpuDescription*> latest_gpu{nullptr};
 
 // The number of times that devices became visible while no thread had any.
 std::atomic<std::uint64_t> generation{0};
+std::atomic<std::uint64_t> initialized_generation{0};
 
 const GpuDescription* currentGpu() {
   if (visible_gpu != nullptr) {
@@ -342,6 +343,14 @@ void describeFakeGpu(GpuDescription gpu) {
 
 std::uint64_t fakeCudaGeneration() noexcept {
   return generation;
+}
+
+bool isFakeCudaInitialized() noexcept {
+  return initialized_generation == generation;
+}
+
+void setFakeCudaInitialized() noexcept {
+  initialized_generation = generation.load();
 }
 
 FakeCudaGuard::FakeCudaGuard(DeviceIndex count)

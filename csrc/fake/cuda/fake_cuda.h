@@ -47,6 +47,10 @@ TORCHEXT_API void describeFakeGpu(GpuDescription gpu);
 // Returns a number that changes when a thread gets devices while no other thread has any.
 std::uint64_t fakeCudaGeneration() noexcept;
 
+// Returns true if the devices of this generation have been used, as `torch.cuda.is_initialized()`.
+TORCHEXT_API bool isFakeCudaInitialized() noexcept;
+TORCHEXT_API void setFakeCudaInitialized() noexcept;
+
 // Exists during a backward pass through fakes: gives this thread the largest number of devices of any block, with the
 // last description, and makes it run the whole pass.
 class TORCHEXT_API FakeCudaBackwardGuard {

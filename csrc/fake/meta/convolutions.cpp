@@ -157,8 +157,7 @@ Tensor laidOutAsGradient(const Tensor& weight, at::native::ConvBackend backend, 
 Formats formatsOnCpu(const Convolution& convolution) {
   try {
     const Convolution on_cpu = withTensors(convolution, onCpu);
-    at::native::ConvBackend backend{};
-    callDespiteFork([&] { backend = backendOf(on_cpu); });
+    const at::native::ConvBackend backend = backendOf(on_cpu);
     const auto [input, weight] = inTwoDimensions(on_cpu);
     Formats formats{at::native::_determine_backend_memory_format(input, weight, backend)};
     if (isSlow(backend)) {

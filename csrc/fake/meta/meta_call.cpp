@@ -9,7 +9,6 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
@@ -154,7 +153,7 @@ bool MetaCall::isTriedOutFirst() const {
 
 Stack MetaCall::useResultsOf(const RealResults& real) {
   passOn(real.warnings);
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   stack_ = real.values;
   mapTensors(stack_, stack_.size(), emptyOnMeta);
   convertOutputsToFake();
@@ -240,7 +239,7 @@ Stack MetaCall::effects() {
 // The rules for the device override the results of a smaller trial. The results of a trial at the call's own size
 // override those rules.
 void MetaCall::correctMetaResults(const RealResults& real) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   if (plan_.device.is_cpu() && !real.has_sizes) {
     correctByReal(real, op_, stack_);
   } else if (plan_.device.is_cuda() && hasLayoutOfCpu(op_)) {
@@ -326,7 +325,7 @@ IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
 void MetaCall::callMetaKernel() {
   const MetaCallOnDevice hint{plan_.device};
   const NoTorchFunction no_torch_function;
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   callMetadataKernel(plan_.kernel, op_, stack_);
 }
 

@@ -1,5 +1,6 @@
 #include "own_kernels.h"
 
+#include <utility>
 #include <vector>
 
 #include <ATen/AccumulateType.h>
@@ -99,6 +100,52 @@ Stack sampleGridBackward(ArrayRef<IValue> arguments) {
   return {gradientOf(arguments[0].toTensor()), gradientOf(arguments[1].toTensor())};
 }
 
+// (grad_out, query, key, value, bias, ...) -> (grad_query, grad_key, grad_value, grad_bias). PyTorch's Meta kernel
+// lacks the argument `out`.
+Stack efficientAttentionBackward(ArrayRef<IValue> arguments) {
+  const Tensor& query = arguments[1].toTensor();
+  const Tensor& key = arguments[2].toTensor();
+  for (const std::size_t i : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
+    TORCH_CHECK(arguments[i].toTensor().dim() == 4 && arguments[i].toTensor().scalar_type() == query.scalar_type(),
+                "_efficient_attention_backward() expects four tensors of four dimensions and one dtype.");
+  }
+  Stack gradients;
+  if (arguments.back().toBool()) {  // `shared_storage_dqdkdv`
+    TORCH_CHECK(query.size(1) == key.size(1), "seqlen must match for `shared_storage_dqdkdv");
+    TORCH_CHECK(query.size(3) == key.size(3), "embedding dim must match for `shared_storage_dqdkdv");
+    std::vector<int64_t> sizes = query.sizes().vec();
+    sizes.insert(sizes.end() - 2, 3);
+    const Tensor shared = at::empty(sizes, query.options());
+    gradients = {shared.select(-3, 0), shared.select(-3, 1), shared.select(-3, 2)};
+  } else {
+    for (const std::size_t i : {std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
+      gradients.emplace_back(at::empty(arguments[i].toTensor().sizes(), arguments[i].toTensor().options()));
+    }
+  }
+  const Tensor bias = tensorOr(arguments[4], Tensor{});
+  if (!bias.defined() || !arguments[15].toBool()) {
+    gradients.emplace_back(Tensor{});
+    return gradients;
+  }
+  constexpr int64_t kAlignment = 16;  // elements of a row
+  std::vector<int64_t> sizes = bias.sizes().vec();
+  const int64_t last = std::exchange(sizes.back(), (sizes.back() + kAlignment - 1) / kAlignment * kAlignment);
+  gradients.emplace_back(at::empty(sizes, bias.options()).slice(-1, 0, last));
+  return gradients;
+}
+
+// (dense, offsets, total_L) -> values. The CPU kernel compares the length with the last offset.
+Stack paddedToJagged(ArrayRef<IValue> arguments) {
+  const Tensor& dense = arguments[0].toTensor();
+  const auto jagged = static_cast<int64_t>(arguments[1].toTensorList().size());
+  TORCH_CHECK(dense.dim() > jagged, "_padded_dense_to_jagged_forward(): expected padded dim >= ", jagged + 1, ", got ",
+              dense.dim());
+  std::vector<int64_t> sizes{arguments[2].toInt()};
+  const auto inner = dense.sizes().slice(static_cast<std::size_t>(jagged + 1));
+  sizes.insert(sizes.end(), inner.begin(), inner.end());
+  return {at::empty(sizes, dense.options())};
+}
+
 // Fake CUDA devices use PyTorch's own kernels, not those of cuDNN or MIOpen.
 Stack no(ArrayRef<IValue> /*arguments*/) {
   return {false};
@@ -106,7 +153,7 @@ Stack no(ArrayRef<IValue> /*arguments*/) {
 
 using OwnKernel = Stack (*)(ArrayRef<IValue> arguments);
 
-const OperatorTable<OwnKernel> ownKernelOf{"only have CUDA kernels",
+const OperatorTable<OwnKernel> ownKernelOf{"have no kernel for the CPU or the meta device that returns their metadata",
                                            {{stats, {"aten::batch_norm_stats"}},
                                             {gatherStats, {"aten::batch_norm_gather_stats_with_counts"}},
                                             {likeFirst, {"aten::batch_norm_elemt"}},
@@ -117,6 +164,8 @@ const OperatorTable<OwnKernel> ownKernelOf{"only have CUDA kernels",
                                             {gruCellBackward, {"aten::_thnn_fused_gru_cell_backward"}},
                                             {sampleGrid, {"aten::cudnn_grid_sampler"}},
                                             {sampleGridBackward, {"aten::cudnn_grid_sampler_backward"}},
+                                            {efficientAttentionBackward, {"aten::_efficient_attention_backward"}},
+                                            {paddedToJagged, {"aten::_padded_dense_to_jagged_forward"}},
                                             {no,
                                              {"aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor",
                                               "aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor"}}},

@@ -15,7 +15,6 @@
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
@@ -64,9 +63,10 @@ constexpr std::size_t kSmallBytes = std::size_t{1} << 19U;
 
 // The kernels of these operators expect values that no fill provides: lengths that add up to a size; enough pivots;
 // zero points between two arguments; different diagonals.
-const OperatorSet expectsValues{"expect values that no fill provides",
-                                {"aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
-                                 "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags"}};
+const OperatorSet expectsValues{
+    "expect values that no fill provides",
+    {"aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
+     "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags", "aten::_padded_dense_to_jagged_forward"}};
 
 // The kernels of these operators require strides that are a multiple of some number of bytes, unlike divided sizes.
 const OperatorSet checksAlignment{
@@ -171,13 +171,13 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
     Stack stack = standInsOf(op, arguments, likeness);
     const Stack stand_ins = stack;
     const WrittenTensors written{op, stack};
-    callDespiteFork([&] {
+    {
+      const OwnComputation own;
       // Waking OpenMP's threads takes longer than a cheap trial.
       const bool only_checks = !likeness.scale.keepsAll();  // smaller results of convolutions are not used
-      const OwnComputation own{/*on_one_thread=*/countElements(stack, {}) <= kCheap &&
-                               isSameOnOneThread(op, stack, only_checks)};
+      const OneThread one_thread{countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack, only_checks)};
       op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
-    });
+    }
     const bool are_new = areNew(stack, stand_ins);
     Stack changed = written.changed();
     stack.insert(stack.end(), changed.begin(), changed.end());
@@ -567,7 +567,7 @@ class Trial {
   }
 
  private:
-  const c10::impl::ExcludeDispatchKeyGuard keys_{kHiddenFromUsers};
+  const HiddenCalls keys_;
   HeldWarnings warnings_;
 };
 

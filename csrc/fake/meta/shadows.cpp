@@ -5,7 +5,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
 #include "../calls/hidden_keys.h"
@@ -33,7 +32,7 @@ Tensor realNumber(const Tensor& number) {
   if (!isFake(number)) {
     return number;
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   Tensor zero = at::zeros(number.sizes(), at::TensorOptions(number.scalar_type()).device(c10::kCPU));
   zero.unsafeGetTensorImpl()->set_wrapped_number(true);
   return zero;

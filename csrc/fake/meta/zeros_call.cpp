@@ -9,11 +9,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../support/kernel_threads.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../calls/hidden_keys.h"
@@ -192,12 +190,10 @@ bool areTensors(const OperatorHandle& op, const Stack& results) {
 // Returns false if the operator refuses zeros, or refuses the arguments regardless of their values: NOTE [Errors of
 // real tensors] distinguishes the two.
 bool tryCall(const OperatorHandle& op, Stack& stack) {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kHiddenFromUsers};
+  const HiddenCalls guard;
   try {
-    callDespiteFork([&] {
-      const OwnComputation own{/*on_one_thread=*/false};
-      op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
-    });
+    const OwnComputation own;
+    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     return true;
   } catch (const c10::Error&) {
     return false;

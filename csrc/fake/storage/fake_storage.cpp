@@ -179,7 +179,7 @@ bool isFakeStorage(const Storage& storage) noexcept {
   return contextOf(storage) != nullptr;
 }
 
-OwnComputation::OwnComputation(bool on_one_thread) noexcept : one_thread_{on_one_thread} {
+OwnComputation::OwnComputation() noexcept {
   ++own_computations;
 }
 
@@ -211,9 +211,13 @@ void countStorage(const Storage& storage) {
 }
 
 void pinStorage(const Storage& storage) noexcept {
+  const MemoryCounter* counter = memoryCounter();
+  const bool is_expected = counter != nullptr && counter->counts(kPinnedMemory);
   const Locked lock{LockRank::kStorages};
   if (FakeStorageContext* context = contextOf(storage); context != nullptr && storage.device().is_cpu()) {
     context->memory.is_pinned = true;
+    context->memory.is_expected = is_expected;
+    has_uncounted |= is_expected;
   }
 }
 

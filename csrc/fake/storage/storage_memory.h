@@ -26,8 +26,6 @@
 
 #include <torchext/macros.h>
 
-#include "../../support/kernel_threads.h"
-
 namespace torchext {
 
 // The memory that the kernel of a call allocates in addition to its results. Only the counter interprets it.
@@ -87,16 +85,12 @@ class MemoryCounter {
 inline const c10::Device kPinnedMemory{c10::kCPU, 0};
 
 // While an instance exists on a thread, allocations of real kernels there are not the program's: the kernels run for
-// the metadata of fakes, or for known values. In a forked process they run on one thread: NOTE [Threads of kernels].
-// Nests.
+// the metadata of fakes, or for known values. Nests.
 class OwnComputation {
  public:
-  explicit OwnComputation(bool on_one_thread = countForks() > 0) noexcept;
+  OwnComputation() noexcept;
   C10_DISABLE_COPY_AND_ASSIGN(OwnComputation);
   ~OwnComputation();
-
- private:
-  const OneThread one_thread_;
 };
 
 bool isOwnComputation() noexcept;

@@ -15,7 +15,6 @@
 #include <c10/util/accumulate.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../support/kernel_threads.h"
 #include "../../support/no_observers.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
@@ -355,7 +354,7 @@ void setFill(const Tensor& fake, bool value) {
 }
 
 void setRange(const Tensor& fake, const Scalar& start, const Scalar& end, const Scalar& step) {
-  setUnread(fake, [=](Tensor& zeros) { callDespiteFork([&] { at::arange_out(zeros, start, end, step); }); });
+  setUnread(fake, [=](Tensor& zeros) { at::arange_out(zeros, start, end, step); });
   if (!c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true)) {
     bytesOf(fake);
   }

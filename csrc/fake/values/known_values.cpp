@@ -12,7 +12,6 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../support/allocation_limit.h"
-#include "../../support/kernel_threads.h"
 #include "../../support/no_observers.h"
 #include "../../support/no_warnings.h"
 #include "../../support/operator_table.h"
@@ -144,10 +143,8 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper v
   const bool counts_integers =
       countsOnlyFloats(op) && c10::isIntegralType(stack.front().toTensor().scalar_type(), false);
   if (!counts_integers) {
-    callDespiteFork([&] {
-      const OwnComputation own{/*on_one_thread=*/false};
-      op.callBoxed(stack);
-    });
+    const OwnComputation own;
+    op.callBoxed(stack);
     return stack;
   }
   const c10::ScalarType dtype = stack.front().toTensor().scalar_type();

@@ -1,14 +1,14 @@
 #include "value_shortcuts.h"
 
+#include <algorithm>
 #include <array>
-#include <optional>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
-#include <ATen/ops/cumprod.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/irange.h>
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
@@ -31,20 +31,26 @@ namespace {
 // before reading.
 constexpr std::array kReadValues{
     "cross_entropy_loss",   // cross_entropy_loss_label_smoothing(): which weights count
-    "cumprod",              // cumprod_backward(): is there a zero?
     "masked_fill.Tensor",   // masked_fill_backward(): selects the masked elements
     "masked_fill_.Tensor",  // the same
-    "max",                  // evenly_distribute_backward(): is the result NaN?
-    "median",               // the same
-    "min",                  // the same
-    "nanmedian",            // the same
     "nanquantile",          // quantile_compute(): are the quantiles between 0 and 1?
     "nanquantile.scalar",   // selects one quantile in memory, without calling the other overload: 2.14
-    "prod",                 // prod_backward(): where are zeros?
-    "prod.dim_int",         // the same
     "quantile",             // like nanquantile
     "quantile.scalar",      // the same
 };
+
+// Nodes whose formulas look for special values.
+constexpr std::array<std::string_view, 7> kLookForSpecialValues{
+    "CumprodBackward0",    // cumprod_backward(): is there a zero?
+    "MaxBackward1",        // evenly_distribute_backward(): is the result NaN?
+    "MedianBackward0",     // the same
+    "MinBackward1",        // the same
+    "NanmedianBackward0",  // the same
+    "ProdBackward0",       // prod_backward(): where are zeros?
+    "ProdBackward1",       // the same
+};
+
+thread_local bool is_in_prod = false;
 
 bool isPlainFake(const Tensor& tensor) {
   return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit);
@@ -80,15 +86,11 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// The formula of the in-place operator reads autograd's copy of its argument, which is not one of our aliases.
-Tensor& cumprodInPlace(DispatchKeySet keys, Tensor& self, int64_t dim, std::optional<c10::ScalarType> dtype) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("aten::cumprod_", "")
-                             .typed<Tensor&(Tensor&, int64_t, std::optional<c10::ScalarType>)>();
-  if (isPlainFake(self) && self.requires_grad() && at::GradMode::is_enabled()) {
-    return self.copy_(self.clone().cumprod(dim, dtype));
-  }
-  return op.redispatch(keys & kBelowComposites, self, dim, dtype);
+// The formula for tangents (forward mode) calls prod_backward().
+void prodKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const auto was_in_prod = c10::make_scope_exit([before = is_in_prod] { is_in_prod = before; });
+  is_in_prod = true;
+  op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
 }  // namespace
@@ -97,7 +99,14 @@ void registerValueShortcuts(torch::Library& library) {
   for (const char* name : kReadValues) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&readsValues>());
   }
-  library.impl("cumprod_", &cumprodInPlace);
+  for (const char* name : {"prod", "prod.dim_int"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&prodKernel>());
+  }
+}
+
+bool looksForSpecialValues(bool is_in_formula) {
+  const auto& names = kLookForSpecialValues;
+  return is_in_prod || (is_in_formula && std::find(names.begin(), names.end(), nameOfRunningNode()) != names.end());
 }
 
 }  // namespace torchext

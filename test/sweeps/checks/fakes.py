@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from comparisons import LOOSE_PROPERTIES, metadata
-from sweeps.operators import Arguments, Eager, Visit, check, gradients, same_storage_copy, tensors_in
+from sweeps.checks.layouts import LAYOUTS
+from sweeps.operators import Arguments, Eager, OnTensor, Visit, check, gradients, same_storage_copy, tensors_in
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
@@ -55,9 +56,8 @@ GRADIENT_NEEDS_VALUES = {"index_fill", "index_put"}
 # PyTorch has no Meta kernel for the gradient, and the CPU kernel cannot be used. No operators today.
 GRADIENT_UNSUPPORTED: set[str] = set()
 
-# The formula that does not read values returns a view. Along a dimension of one element it returns the incoming
-# gradient, which may be expanded. `FakeTensorMode` has the same difference.
-GRADIENT_LAYOUT_DIFFERS = {"masked.prod", "prod"}
+# Samples have zeros. Fakes are assumed to have none.
+GRADIENT_LAYOUT_DIFFERS = {"prod"}
 
 # On CUDA, the order of dimensions of equal strides depends on how cuFFT's transforms are divided.
 GRADIENT_LAYOUT_DIFFERS_ON_CUDA = {f"fft.{name}" for name in ("hfft", "hfft2", "hfftn", "irfft", "irfft2", "irfftn")}
@@ -144,6 +144,35 @@ def compare_gradients(visit: Visit, eager: Eager, result: object, fakes: Argumen
         names = GRADIENT_LAYOUT_DIFFERS | (GRADIENT_LAYOUT_DIFFERS_ON_CUDA if visit.device == "cuda" else set())
         differs = {"strides_that_matter", "is_view"} if visit.name in names else set()
         assert metadata(found, COMPARED - differs) == metadata(wanted, COMPARED - differs)
+
+
+@check(samples=(0, 3, None), concerns=lambda op: op.supports_autograd)
+def gradients_in_other_layouts_have_the_strides_of_real_ones(visit: Visit) -> None:
+    if not visit.is_strided:
+        return
+    copies = visit.arguments(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+    compared = COMPARED - ({"strides_that_matter"} if visit.name in GRADIENT_LAYOUT_DIFFERS else set())
+    for change in LAYOUTS:
+        for are_dense in (False, True):
+
+            def laid_out(tensor: Tensor, change: OnTensor = change) -> Tensor:
+                return change(tensor).requires_grad_(tensor.is_floating_point())
+
+            real = copies.map(Tensor.clone).map(laid_out)
+            wanted = gradients_of(visit, real, are_dense)
+            if wanted is None or not is_strided(wanted):
+                continue
+            with fake_mode():
+                found = gradients_of(visit, copies.map(fake_without_values).map(laid_out), are_dense)
+            if found is not None:
+                assert metadata(found, compared) == metadata(wanted, compared), (change.__name__, are_dense)
+
+
+def gradients_of(visit: Visit, arguments: Arguments, are_dense: bool) -> list[Tensor | None] | None:
+    try:
+        return gradients(arguments.call(visit.op.op), arguments, are_dense)
+    except Exception:  # other checks compare errors
+        return None
 
 
 @check(

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from comparisons import LOOSE_PROPERTIES, channels_last, metadata, reversed_strides, with_gaps
+from comparisons import LOOSE_PROPERTIES, metadata
 from sweeps.checks.fakes import NEEDS_VALUES
-from sweeps.operators import Arguments, OnTensor, Visit, check, tensors_in
+from sweeps.checks.layouts import LAYOUTS
+from sweeps.operators import Arguments, Visit, check, tensors_in
 from torch import Tensor
 
 from torchext import _C
@@ -28,19 +29,6 @@ def calls_of(visit: Visit) -> Iterator[Call]:
         yield lambda arguments: arguments.call(in_place)
     if op.supports_out:
         yield lambda arguments: arguments.call(op.op, out=torch.empty(0, dtype=visit.sample.input.dtype))
-
-
-def expanded(tensor: Tensor) -> Tensor:
-    """Return the first row for all rows."""
-    return tensor[:1].expand_as(tensor) if tensor.dim() and len(tensor) else tensor.clone()
-
-
-def row(tensor: Tensor) -> Tensor:
-    """Return a copy that is a part of a larger tensor."""
-    return torch.stack([tensor, tensor])[1]
-
-
-LAYOUTS: tuple[OnTensor, ...] = (reversed_strides, with_gaps, channels_last, expanded, row)
 
 
 def outcome(call: Call, arguments: Arguments) -> list[Tensor] | None:

@@ -14,7 +14,8 @@ from ...tools.dispatch_keys import making_fakes
 from ...tools.held_tensors import inner_tensors, is_wrapper
 from ...tools.leases import while_fakes_live
 from ..cuda import fake_cuda
-from .storages import has_data, is_of_fakes, no_data
+from ..described_storages import is_of_fakes
+from .storages import has_data, no_data
 
 __all__ = ["install"]
 

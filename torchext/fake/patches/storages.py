@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.multiprocessing import reductions
 
 from ... import _C
 from ...errors import TorchextWarning
@@ -23,8 +24,10 @@ from ...tools.leases import while_fakes_live
 from ...tools.patching import Concerns
 from ..addresses import address_of, are_addresses_shown
 from ..copying import FakeCopy
+from ..cuda import fake_cuda
+from ..described_storages import is_of_fakes, storage_description, storage_from
 
-__all__ = ["copied_bytes", "has_data", "install", "is_of_fakes", "make_real", "no_data"]
+__all__ = ["copied_bytes", "has_data", "install", "make_real", "no_data"]
 
 # Methods that read, write or share memory.
 METHODS_OF_STORAGES = (
@@ -44,6 +47,7 @@ def install() -> None:
     _patch_resize()
     _patch_storage_copies()
     _patch_storage_reads()
+    _patch_sending()
     _patch_tensor_memory()
     _patch_is_set_to()
     _patch_profiler()
@@ -230,11 +234,6 @@ def _with_address(original: Callable[..., int]) -> Callable[..., int]:
     return data_ptr
 
 
-def is_of_fakes(storage: object) -> bool:
-    """Return true if `storage` is a storage of fakes without memory."""
-    return isinstance(storage, torch.UntypedStorage) and _C.is_storage_of_fakes(storage)
-
-
 def _ask_for_memory(storage: torch.UntypedStorage) -> None:
     if not _C.is_storage_of_fakes(storage):
         return
@@ -244,6 +243,48 @@ def _ask_for_memory(storage: torch.UntypedStorage) -> None:
             f"This storage of {storage.nbytes()} bytes is that of fake tensors and has no data. {REMEDY}"
         )
     _C.materialize([all_bytes])
+
+
+def _patch_sending() -> None:
+    """Queues, pipes and pools send memory of tensors to other processes.
+
+    For a fake they send its description, and for a deferred tensor on the CPU its values.
+    """
+    memory = "shares memory with the other process"
+    while_fakes_live.patch(reductions, "reduce_storage", _describing_storage, memory, concerns=Concerns.FAKES)
+    while_fakes_live.patch(reductions, "reduce_tensor", _without_handles, memory, concerns=Concerns.FAKES)
+
+
+def _describing_storage(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_storage(storage: torch.UntypedStorage) -> Any:
+        if not is_of_fakes(storage) or has_data(all_bytes := _C.bytes_of_storage(storage)):
+            return original(storage)
+        if storage.device.type == "cpu" and _C.is_deferred(all_bytes) and not _C.materializes_as_fakes():
+            return original(_C.evaluate(all_bytes).untyped_storage())
+        nbytes, device, known = storage_description(storage)
+        # Other processes would not see the later values of shared memory.
+        return _received, (nbytes, device, None if hasattr(storage, IS_SHARED) else known)
+
+    return reduce_storage
+
+
+def _received(nbytes: int, device: str, known: bytes | None) -> torch.UntypedStorage:
+    """Return the storage in a process that may have no fake devices."""
+    index = torch.device(device).index
+    with fake_cuda(False if index is None or index < torch.cuda.device_count() else index + 1):
+        return storage_from(nbytes, device, known)
+
+
+def _without_handles(original: Callable[..., Any]) -> Callable[..., Any]:
+    """On the CPU, `reduce_tensor()` sends the storage and the geometry, on CUDA the handle of an allocation."""
+
+    def reduce_tensor(tensor: torch.Tensor) -> Any:
+        if not (tensor.is_cuda and tensor.layout is torch.strided and _C.is_fake(tensor) and tensor.is_leaf):
+            return original(tensor)
+        geometry = tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.requires_grad
+        return reductions.rebuild_tensor, (type(tensor), tensor._typed_storage(), geometry)
+
+    return reduce_tensor
 
 
 def _patch_tensor_memory() -> None:

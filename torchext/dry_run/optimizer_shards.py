@@ -1,0 +1,85 @@
+"""The state dict of an optimizer of FSDP1 with `use_orig_params=True`, without the other ranks.
+
+A rank has state only for the parameters with elements in its shard. The other ranks have the same kind of state for
+their own elements, so their messages follow from the sharding.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .current import while_world_is_open
+from .objects import others_sending
+
+__all__ = ["patch_optimizer_shards"]
+
+
+def patch_optimizer_shards(module: ModuleType) -> None:
+    """Declare the patches of `torch.distributed.fsdp._optim_utils`."""
+    for function, make in (
+        ("_map_param_key_to_optim_keys", _with_keys_of_others),
+        ("_gather_all_orig_param_state", _with_states_of_others),
+    ):
+        while_world_is_open.patch(module, function, make, "receives what other ranks have")
+
+
+def _with_keys_of_others(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def _map_param_key_to_optim_keys(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        if not (given.get("merge_keys") and given["optim_state_dict"]["state"]):
+            return original(*args, **kwargs)
+        names = [given["param_to_fqns"][parameter] for parameter in given["param_key_to_param"].values()]
+        key = sys.modules["torch.distributed.fsdp._optim_utils"]._OptimStateKey
+        managed = [key(tuple(one), True) for one in names if one[0] in given["fqn_to_fsdp_param_info"]]
+        with others_sending(lambda rank: managed):
+            return original(*args, **kwargs)
+
+    return _map_param_key_to_optim_keys
+
+
+def _with_states_of_others(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _gather_all_orig_param_state(info: Any, input_states: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        with others_sending(partial(_states_of, info, input_states)):
+            return original(info, input_states, *args, **kwargs)
+
+    return _gather_all_orig_param_state
+
+
+def _states_of(info: Any, own: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Return what a rank sends, by the names of parameters: the names, sizes and dtypes of its states, and scalars."""
+    utils: Any = sys.modules["torch.distributed.fsdp._optim_utils"]
+    numels = _numels(info.handle.flat_param, rank)
+    likely: Mapping[str, Any] = next((state for state in own.values() if state), {})
+    found = {}
+    for name, state in own.items():
+        numel = numels[info.param_indices[name]]
+        sent = found[name] = utils.StateInfo({}, {}, {})
+        for key, value in (state or likely).items() if numel else ():
+            if not isinstance(value, torch.Tensor):
+                sent.non_tensors[key] = value
+            elif value.dim() == 0:
+                sent.scalar_tensors[key] = value.cpu()
+            else:
+                sent.tensors[key] = utils._PosDimTensorInfo(torch.Size([numel]), value.dtype)
+    return found
+
+
+def _numels(flat: Any, rank: int) -> list[int]:
+    """Return how many elements of each parameter the shard of a rank has."""
+    begin = rank * flat._sharded_size.numel()
+    end = begin + flat._sharded_size.numel()
+    numels, offset = [], 0
+    for numel, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        if not is_padding:
+            numels.append(max(0, min(offset + numel, end) - max(offset, begin)))
+        offset += numel
+    return numels
