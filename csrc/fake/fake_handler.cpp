@@ -32,6 +32,7 @@
 #include "meta/device_rules.h"
 #include "meta/kernel_results.h"
 #include "meta/meta_call.h"
+#include "meta/value_refusals.h"
 #include "meta/zero_tensors.h"
 #include "resize.h"
 #include "storage/fake_factories.h"
@@ -110,6 +111,7 @@ class FakeCall {
   template <typename Values>
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results, bool makes_values) const;
+  void refuseValues(c10::ArrayRef<IValue> results) const;
   bool makesValues(c10::ArrayRef<IValue> results) const;
   void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new = takeUncounted()) const;
   void pinResults(c10::ArrayRef<IValue> results) const;
@@ -124,6 +126,7 @@ class FakeCall {
   const std::size_t num_arguments_;
   bool has_fake_ = false;
   bool has_value_ = false;
+  bool has_real_ = false;  // integers
 };
 
 template <typename Values>
@@ -317,7 +320,10 @@ void FakeCall::inspectTensor(const Tensor& tensor) {
   if (isFake(tensor)) {
     has_fake_ = true;
     has_value_ = has_value_ || hasValue(tensor);
-  } else if (tensor.key_set().has(DispatchKey::Fake)) {
+    return;
+  }
+  has_real_ = has_real_ || isIntegers(tensor);
+  if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
   }
 }
@@ -508,9 +514,25 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
 // Processes values if an argument has some, or if a call may make or write some without reading any. Recorded calls do
 // not.
 void FakeCall::followValues(c10::ArrayRef<IValue> results, bool makes_values) const {
+  refuseValues(results);
   if (has_value_ || (!isRecording() && (mayBeAssumed(results) || (makes_values && isFakeMode())))) {
     const OwnComputation own;
     torchext::followValues(op_, arguments(), results);
+  }
+}
+
+// NOTE [Errors about known values]
+void FakeCall::refuseValues(c10::ArrayRef<IValue> results) const {
+  const bool may_be_known = has_fake_ && (has_value_ || has_real_) && !isRecording();
+  const bool runs_on_values = canRunOnValues(op_) && areSmall(results) && areValuesKnown(op_, arguments());
+  if (!may_be_known || runs_on_values) {
+    return;
+  }
+  try {
+    refuseKnownValues(op_, arguments(), [](const Tensor& tensor) { return valueOf(tensor); });
+  } catch (const c10::Error&) {
+    forgetAll(writtenBy(op_, arguments()));  // the real kernel has written a part
+    throw;
   }
 }
 

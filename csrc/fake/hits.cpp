@@ -33,7 +33,8 @@ bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
     return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* fake) { return needsHandler(*fake); });
   }
   return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
-    return isFake(*tensor) ? needsHandler(*tensor) : tensor->key_set().has(DispatchKey::Fake);  // dropStaleKeys()
+    return isFake(*tensor) ? needsHandler(*tensor)
+                           : tensor->key_set().has(DispatchKey::Fake) || isIntegers(*tensor);  // dropStaleKeys()
   });
 }
 
@@ -61,6 +62,11 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
 
 bool canBeAliased(const Tensor& self) {
   return isPlainFake(self) && !needsHandler(self);
+}
+
+bool isIntegers(const Tensor& tensor) {
+  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) &&
+         !tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
 // The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels

@@ -551,6 +551,65 @@ def test_errors_of_values_are_raised_as_by_the_real_run() -> None:
         torch.tensor(1) // torch.tensor(0)
 
 
+CHECKED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "index": lambda values, positions: values[positions],
+    "write": lambda values, positions: values.index_copy_(0, positions, torch.ones(len(positions), 3)),
+    "rows of a large table": lambda values, positions: nn.functional.embedding(positions, torch.empty(7, 300_000)),
+    "loss": lambda values, positions: nn.functional.cross_entropy(torch.empty(len(positions), 7), positions),
+    "division": lambda values, positions: values.long() // (positions - 100).unsqueeze(1),
+    "expanded": lambda values, positions: values.gather(0, positions.unsqueeze(1).expand(-1, 3)),
+    "under vmap": lambda values, positions: torch.vmap(torch.index_select, (0, None, None))(
+        values.expand(2, 7, 3), 0, positions
+    ),
+    "twice": lambda values, positions: (values[positions - 100], values[positions]),
+}
+
+
+@pytest.mark.parametrize("is_real", [False, True], ids=["known", "real"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_known_integers_are_checked_where_other_values_are_unknown(name: str, is_real: bool) -> None:
+    def outcome(number: int) -> str | None:
+        values, positions = torch.rand(7, 3), torch.tensor([number, 0])
+        try:
+            CHECKED[name](values, fake_like(positions) if is_fake(values) and not is_real else positions)
+        except Exception as error:
+            return str(error)
+        return None
+
+    eager = [outcome(number) for number in (3, 100, 3, 100)]
+    with fake_mode():
+        positions = [torch.tensor([number, 0]) for number in (3, 100)]
+        assert all(map(is_fake, positions))
+        assert [outcome(number) for number in (3, 100, 3, 100)] == eager
+    assert eager[1] is not None
+
+
+def test_known_parameters_of_random_operators_are_checked() -> None:
+    with fake_mode():
+        for values in (torch.tensor([0.5, -1.0]), torch.tensor([0.5, 1.0])):
+            for draw in (torch.bernoulli, torch.poisson, lambda probabilities: torch.multinomial(probabilities, 1)):
+                if (values < 0).any():
+                    with pytest.raises(RuntimeError, match="p_in >= 0|invalid Poisson rate|element < 0"):
+                        draw(values)
+                else:
+                    assert is_fake(draw(values))
+
+
+def test_tensor_is_unknown_after_a_write_that_is_refused_for_its_values() -> None:
+    with fake_mode():
+        counts, numbers = torch.tensor([4, 5]), torch.randint(0, 9, (2,))
+        assert counts.sum().item() == 9
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            torch.floor_divide(numbers, torch.tensor([1, 0]), out=counts)  # may have written the first element
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            counts.sum().item()
+
+
+def test_positions_are_not_checked_on_fake_gpus() -> None:
+    with fake_mode(gpu="H100-80GB"):  # a kernel would end the program with an assertion, at any later call
+        assert torch.rand(7, device="cuda")[torch.tensor([9], device="cuda")].shape == (1,)
+
+
 def test_resized_constant_is_unknown() -> None:
     with fake_mode():
         tensor = torch.tensor([1.0])

@@ -4,43 +4,34 @@
 #include <array>
 #include <cstddef>
 #include <exception>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
 #include "../../support/allocation_limit.h"
-#include "../../support/held_warnings.h"
-#include "../../support/kernel_threads.h"
-#include "../../support/locks.h"
 #include "../../support/operator_table.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/error_texts.h"
 #include "../cache/call_key.h"
-#include "../cache/pointer_numbers.h"
-#include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
-#include "../storage/fake_tensor_impl.h"
 #include "../storage/storage_memory.h"
 #include "convolutions.h"
 #include "device_rules.h"
 #include "real_results.h"
 #include "size_scale.h"
 #include "stand_ins.h"
+#include "trials.h"
 #include "trust.h"
-#include "written_arguments.h"
 
 namespace torchext {
 
@@ -50,7 +41,6 @@ using c10::DispatchKeySet;
 namespace {
 
 // The maximum number of elements that arguments and results together may have in a trial:
-constexpr double kCheap = 32768;          // for a call that will most likely pass
 constexpr double kModest = 4194304;       // for a call that has no smaller version
 constexpr double kAffordable = 33554432;  // for a call that will most likely be refused
 
@@ -61,40 +51,10 @@ constexpr std::size_t kMostBytes = std::size_t{1} << 28U;
 // The same for a trial of a call whose results are unknown.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 19U;
 
-// The kernels of these operators expect values that no fill provides: lengths that add up to a size; enough pivots;
-// zero points between two arguments; different diagonals.
-const OperatorSet expectsValues{
-    "expect values that no fill provides",
-    {"aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
-     "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags", "aten::_padded_dense_to_jagged_forward"}};
-
 // The kernels of these operators require strides that are a multiple of some number of bytes, unlike divided sizes.
 const OperatorSet checksAlignment{
     "require strides that are a multiple of some number of bytes, unlike divided sizes",
     {"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_mm", "aten::_scaled_mm_v2"}};
-
-bool isReplaceable(const Tensor& tensor) {
-  return (tensor.is_cpu() || tensor.is_cuda()) && isPlain(tensor) &&
-         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-         !tensor.key_set().has_any(DispatchKeySet({DispatchKey::Python, DispatchKey::ZeroTensor}));
-}
-
-bool canStandIn(const IValue& value) {
-  if (value.isSymInt() || value.isSymFloat() || value.isSymBool() || value.isStorage() || value.isObject()) {
-    return false;
-  }
-  if (value.isDevice()) {
-    return value.toDevice().is_cpu();
-  }
-  bool can = true;
-  forEachTensor(value, [&can](const Tensor& tensor) { can = can && isReplaceable(tensor); });
-  return can;
-}
-
-// Returns true for the operator that opens a file, and creates it if it does not exist.
-bool hasEffects(const OperatorHandle& op) {
-  return op.schema().name() == "aten::from_file";
-}
 
 // Returns true for operators that make tensors without tensor arguments. The requested size may exceed memory.
 bool makesTensorsWithoutTensors(const OperatorHandle& op) {
@@ -109,134 +69,6 @@ bool makesTensorsWithoutTensors(const OperatorHandle& op) {
 
 bool isOnCuda(ArrayRef<IValue> arguments) {
   return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
-}
-
-// Returns true if the arguments are on several devices. A tensor without dimensions may always be on the CPU.
-bool mixesDevices(ArrayRef<IValue> arguments) {
-  std::optional<c10::Device> common;
-  bool mixes = false;
-  forEachTensor(arguments, [&](const Tensor& tensor) {
-    if (!tensor.is_cpu() || tensor.dim() > 0) {
-      mixes = mixes || (common && *common != tensor.device());
-      common = tensor.device();
-    }
-  });
-  return mixes;
-}
-
-bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return hasOwnCpuKernel(op) && !op.hasTag(at::Tag::inplace_view) &&
-         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !expectsValues(op) &&
-         !hasEffects(op) && mayBeTriedOut(op, arguments) &&
-         std::all_of(arguments.begin(), arguments.end(), canStandIn) && !mixesDevices(arguments);
-}
-
-// An error raised by a kernel.
-struct Refusal {
-  std::exception_ptr error;
-  std::string message;
-
-  // Returns the message with the backtrace. Looking up function names for it takes milliseconds.
-  std::string messageAndOrigin() const {
-    try {
-      std::rethrow_exception(error);
-    } catch (const std::exception& raised) {
-      return raised.what();
-    }
-  }
-};
-
-// The outcome of a trial: a refusal, results, or, if the trial is inconclusive, neither.
-struct Outcome {
-  std::optional<Refusal> refusal;
-  Stack results;
-  bool are_new = false;  // see RealResults
-};
-
-// Returns true if `results` are plain tensors, each alone on a storage of its size.
-bool areNew(ArrayRef<IValue> results, ArrayRef<IValue> arguments) {
-  PointerNumbers storages;
-  forEachTensor(arguments, [&](const Tensor& tensor) { storages.add(tensor.storage().unsafeGetStorageImpl()); });
-  return std::all_of(results.begin(), results.end(),
-                     [](const IValue& value) { return value.isTensor() || value.isTensorList(); }) &&
-         allTensors(results, [&](const Tensor& tensor) {
-           return isPlain(tensor) && !tensor.key_set().has_any(kLazyBits) && tensor.storage_offset() == 0 &&
-                  tensor.storage().nbytes() == neededBytes(tensor) &&
-                  storages.add(tensor.storage().unsafeGetStorageImpl()).second;
-         });
-}
-
-Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
-  try {
-    Stack stack = standInsOf(op, arguments, likeness);
-    const Stack stand_ins = stack;
-    const WrittenTensors written{op, stack};
-    {
-      const OwnComputation own;
-      // Waking OpenMP's threads takes longer than a cheap trial.
-      const bool only_checks = !likeness.scale.keepsAll();  // smaller results of convolutions are not used
-      const OneThread one_thread{countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack, only_checks)};
-      op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
-    }
-    const bool are_new = areNew(stack, stand_ins);
-    Stack changed = written.changed();
-    stack.insert(stack.end(), changed.begin(), changed.end());
-    return {std::nullopt, std::move(stack), are_new};
-  } catch (const c10::OutOfMemoryError&) {
-    return {};
-  } catch (const c10::Error& error) {
-    std::string message = error.what_without_backtrace();
-    return isOutOfMemory(message) ? Outcome{} : Outcome{Refusal{std::current_exception(), std::move(message)}, {}};
-  } catch (const std::bad_alloc&) {
-    return {};
-  } catch (const std::exception& error) {
-    return {Refusal{std::current_exception(), error.what()}, {}};
-  }
-}
-
-constexpr std::array<Fill, 3> kFills{Fill::kIdentity, Fill::kOnes, Fill::kZeros};
-
-bool passes(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
-  return std::any_of(kFills.begin(), kFills.end(), [&](Fill fill) {
-    likeness.fill = fill;
-    return !tryOut(op, arguments, likeness).refusal;
-  });
-}
-
-// The number of tensors whose dtype is changed alone. Lists may have thousands.
-constexpr std::size_t kMostChanged = 8;
-
-bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments, const SizeScale& scale) {
-  const auto passes_with = [&](Dtypes dtypes, std::optional<std::size_t> only) {
-    return passes(op, arguments, {Fill::kIdentity, dtypes, scale, only});
-  };
-  std::size_t tensors = 0;
-  forEachTensor(arguments, [&tensors](const Tensor&) { ++tensors; });
-  bool found = passes_with(Dtypes::kCommon, std::nullopt) || passes_with(Dtypes::kFloat, std::nullopt);
-  for (std::size_t i = 0; i < std::min(tensors, kMostChanged) && !found; ++i) {
-    found = passes_with(Dtypes::kFloat, i);
-  }
-  return found;
-}
-
-// Returns results, or a refusal that does not depend on values. If the errors for different fills differ, some of them
-// depend on values. The first one does not if the call passes with other dtypes.
-Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
-  std::optional<Refusal> first;
-  bool is_same = true;
-  for (const Fill fill : kFills) {
-    likeness.fill = fill;
-    Outcome outcome = tryOut(op, arguments, likeness);
-    if (!outcome.refusal) {
-      return outcome;
-    }
-    if (!first) {
-      first = std::move(outcome.refusal);
-    } else {
-      is_same = is_same && first->message == outcome.refusal->message;
-    }
-  }
-  return is_same || passesWithOtherDtypes(op, arguments, likeness.scale) ? Outcome{std::move(first), {}} : Outcome{};
 }
 
 // The locations of checks that CPU and CUDA kernels share: those of structured kernels, of elementwise kernels, of
@@ -314,32 +146,6 @@ Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcom
     std::rethrow_exception(outcome.refusal->error);
   }
   return std::move(outcome.results);
-}
-
-// The scaled calls that have passed, for all threads. Many calls of different sizes become equal when scaled.
-class Passed {
- public:
-  bool has(std::size_t hash) {
-    const Locked lock{LockRank::kRefusals};
-    return hashes_.count(hash) != 0;
-  }
-
-  void add(std::size_t hash) {
-    const Locked lock{LockRank::kRefusals};
-    if (hashes_.size() == kMax) {
-      hashes_.clear();
-    }
-    hashes_.insert(hash);
-  }
-
- private:
-  static constexpr std::size_t kMax = 16384;
-  std::unordered_set<std::size_t> hashes_;
-};
-
-Passed& passed() {
-  static auto* passed = new Passed;  // leaked: threads may run operators until the process ends
-  return *passed;
 }
 
 // Returns a scale that makes the call cheap, or as cheap as possible.
@@ -433,14 +239,14 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   const Stack scaled = standInsOf(op, arguments, {Fill::kZeros, Dtypes::kKept, scale});
   const CallKey key{op, scaled};
   const std::size_t hash = key.hash();
-  if (key.isComplete() && passed().has(hash)) {
+  if (key.isComplete() && hasPassed(hash)) {
     return {};
   }
   Outcome outcome = outcomeOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, scale});
   if (!outcome.refusal) {
     RealResults real{std::move(outcome.results), /*has_sizes=*/false};
     if (key.isComplete() && (results.empty() || agrees(real, op, results))) {
-      passed().add(hash);
+      rememberPassed(hash);
     }
     return real;
   }
@@ -543,33 +349,6 @@ RealResults tryOutAffordably(const OperatorHandle& op,
   }
   return size <= kCheap ? tryOutAtOwnSize(op, arguments) : tryOutScaled(op, arguments, results, size);
 }
-
-// The thread state during trials.
-class Trial {
- public:
-  Trial() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(Trial);
-  ~Trial() {
-    warnings_.consume();
-  }
-
-  // Returns the kernels' distinct warnings: a call may be tried out several times.
-  std::vector<c10::Warning> takeWarnings() {
-    std::vector<c10::Warning> different;
-    for (c10::Warning& warning : warnings_.consume()) {
-      const bool is_new = std::none_of(different.begin(), different.end(),
-                                       [&](const c10::Warning& other) { return other.msg() == warning.msg(); });
-      if (is_new) {
-        different.push_back(std::move(warning));
-      }
-    }
-    return different;
-  }
-
- private:
-  const HiddenCalls keys_;
-  HeldWarnings warnings_;
-};
 
 // Returns the largest integer among the arguments. It may be a size that exceeds memory, such as `minlength` of
 // `bincount()`.

@@ -113,6 +113,18 @@ void fill(const Tensor& tensor, Fill fill) {
   }
 }
 
+// Copies `value`, which has the strides of `tensor`. Expanded dimensions cannot be written, so only their first element
+// is.
+void copyElements(Tensor tensor, Tensor value) {
+  for (const auto dim : c10::irange(tensor.dim())) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) {
+      tensor = tensor.narrow(dim, 0, 1);
+      value = value.narrow(dim, 0, 1);
+    }
+  }
+  tensor.copy_(value);
+}
+
 // Returns strides for smaller sizes that compare like those of `tensor`. Equal ones stay equal (the sizes then
 // determine the order of their dimensions), gaps and overlaps stay, and expanded dimensions stay expanded.
 c10::DimVector stridesLike(const Tensor& tensor, c10::IntArrayRef smaller) {
@@ -171,6 +183,7 @@ class StandIns {
   Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const;
   ScalarType dtypeFor(const Tensor& tensor) const;
   Storage storageOf(const Storage& storage);
+  void setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const;
 
   Fill fillFor(const Tensor& tensor, const c10::Argument& argument) const;
 
@@ -197,7 +210,7 @@ Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
                                              other.storage_offset(), other.key_set() & kLazyBits));
     } else {
       stand_ins_.push_back(make(tensor));
-      fill(stand_ins_.back(), fill_with);
+      setValues(tensor, stand_ins_.back(), fill_with);
     }
   }
   return stand_ins_[number];
@@ -249,6 +262,16 @@ Storage StandIns::storageOf(const Storage& storage) {
     stand_in_storages_.push_back(makeZeroStorage(storage.nbytes()));
   }
   return stand_in_storages_[number];
+}
+
+void StandIns::setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const {
+  if (likeness_.known == nullptr) {
+    fill(stand_in, fill_with);
+  } else if (const Tensor value = (*likeness_.known)(tensor); value.defined()) {
+    copyElements(stand_in, value);
+  } else if (stand_in.storage().nbytes() <= kSmallStorage) {
+    fill(stand_in, fill_with);
+  }
 }
 
 Fill StandIns::fillFor(const Tensor& tensor, const c10::Argument& argument) const {

@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "../../support/stack_utils.h"
 #include "size_scale.h"
 
 namespace torchext {
@@ -32,6 +33,9 @@ struct Likeness {
   Dtypes dtypes = Dtypes::kKept;
   SizeScale scale;
   std::optional<std::size_t> only = std::nullopt;  // the number of the only tensor whose dtype changes
+  // Returns the value that the stand-in of a tensor has, or an undefined tensor. With it, large stand-ins without a
+  // value are zero, so that their memory is not touched.
+  const TensorMapper* known = nullptr;
 };
 
 // Returns the arguments of a call of `op`, with stand-ins in place of tensors: real CPU tensors with the same

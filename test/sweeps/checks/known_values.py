@@ -6,16 +6,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from common import kept_threads
 from comparisons import LOOSE_PROPERTIES, metadata
 from sweeps.checks.fakes import NEEDS_VALUES
 from sweeps.checks.layouts import LAYOUTS
-from sweeps.operators import Arguments, Visit, check, tensors_in
+from sweeps.operators import Arguments, OnTensor, Visit, check, full_name, tensors_in
 from torch import Tensor
 
 from torchext import _C
-from torchext.fake import fake_like, fake_mode, is_fake
+from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
 
 Call = Callable[[Arguments], Any]
+
+# Values that kernels refuse as positions, lengths, pivots or divisors.
+HOSTILE: tuple[OnTensor, ...] = (lambda tensor: tensor + 100, lambda tensor: -tensor - 100, torch.zeros_like)
+
+# PyTorch's Python operator has no CPU kernel that could be tried out.
+NO_KERNEL = {"nn.functional.linear_cross_entropy.chunked", "nn.functional.linear_cross_entropy.chunked_none"}
 
 COMPARED = LOOSE_PROPERTIES | {"storage_offset"}
 
@@ -79,3 +86,41 @@ def results_on_known_values_are_laid_out_as_real_ones(visit: Visit) -> None:
             assert (wanted is None) == (found is None) or visit.name in NEEDS_VALUES | {"to_sparse"}, change.__name__
         elif all(tensor.layout is torch.strided for tensor in wanted):
             assert metadata(found, COMPARED) == metadata(wanted, COMPARED), change.__name__
+
+
+def is_integral(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
+
+
+def error_of(visit: Visit, on_integers: OnTensor, on_others: OnTensor) -> str | None:
+    arguments = visit.arguments(
+        lambda tensor: on_integers(tensor) if is_integral(tensor) else on_others(tensor.detach()).clone()
+    )
+    try:
+        with kept_threads():
+            torch.set_num_threads(1)  # otherwise the first thread that finds an error raises it
+            arguments.call(visit.op)
+    except DataDependentError:
+        return None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def without_values(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+@check(samples=(2, 6, None), dtypes=(torch.float32,), concerns=lambda op: full_name(op) not in NO_KERNEL)
+def errors_about_known_integers_are_those_of_the_real_run(visit: Visit) -> None:
+    tensors = visit.arguments().tensors
+    if not visit.is_strided or not any(map(is_integral, tensors)) or all(map(is_integral, tensors)):
+        return
+    for change in HOSTILE:
+        wanted = error_of(visit, change, torch.clone)
+        if wanted != error_of(visit, change, torch.ones_like):
+            continue  # depends on values that fakes lack
+        for _ in range(2):
+            with fake_mode():
+                found = error_of(visit, lambda tensor, change=change: fake_like(change(tensor)), without_values)
+            assert found == wanted

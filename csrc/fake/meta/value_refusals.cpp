@@ -1,0 +1,97 @@
+#include "value_refusals.h"
+
+#include <exception>
+#include <functional>
+#include <string_view>
+
+#include <ATen/core/enum_tag.h>
+#include <c10/util/hash.h>
+#include <c10/util/irange.h>
+
+#include "../../support/allocation_limit.h"
+#include "../cache/call_key.h"
+#include "trials.h"
+#include "trust.h"
+
+namespace torchext {
+
+namespace {
+
+// The largest result that a trial allocates.
+constexpr std::size_t kMostCheckedBytes = std::size_t{1} << 22U;
+
+bool isInteger(const Tensor& tensor) {
+  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+}
+
+std::size_t hashOf(const Tensor& value) {
+  const Tensor dense = value.contiguous();
+  return std::hash<std::string_view>{}({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()});
+}
+
+// The arguments of a call that an operator may check.
+struct CheckedValues {
+  CheckedValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of);
+
+  bool are_some_known = false;
+  bool are_all_known = true;
+  bool are_all_integers = true;  // whether the call has no other tensors
+  std::size_t hash = 0;          // of the known ones
+};
+
+CheckedValues::CheckedValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of) {
+  const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  for (const auto i : c10::irange(arguments.size())) {
+    if (op.schema().arguments()[i].is_out()) {
+      continue;
+    }
+    forEachTensor(arguments[i], [&](const Tensor& tensor) {
+      are_all_integers = are_all_integers && isInteger(tensor);
+      if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() && (isInteger(tensor) || is_random)) {
+        const Tensor value = value_of(tensor);
+        are_some_known = are_some_known || value.defined();
+        are_all_known = are_all_known && value.defined();
+        hash = c10::hash_combine(hash, value.defined() ? hashOf(value) : 0);
+      }
+    });
+  }
+}
+
+bool mayRefuse(const OperatorHandle& op, ArrayRef<IValue> arguments, const CheckedValues& values) {
+  if (!values.are_some_known || trustOf(op) != Trust::kNothing ||
+      hasTensor(arguments, [](const Tensor& tensor) { return !tensor.is_cpu(); })) {
+    return false;
+  }
+  // Elementwise operators only check divisors, and only those of integers. Products of integers do not check values.
+  return values.are_all_integers ? countElements(arguments, {}) <= kCheap : !op.hasTag(at::Tag::pointwise);
+}
+
+bool passesWithOtherValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const TensorMapper unknown = [](const Tensor& /*tensor*/) { return Tensor{}; };
+  return expectsValues(op) || passes(op, arguments, {Fill::kIdentity, Dtypes::kKept, {}, std::nullopt, &unknown});
+}
+
+}  // namespace
+
+void refuseKnownValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of) {
+  const Trial trial;
+  const CheckedValues values{op, arguments, value_of};
+  if (!mayRefuse(op, arguments, values) || !canBeTriedOut(op, arguments, values.are_all_known)) {
+    return;
+  }
+  const CallKey key{op, arguments.vec()};
+  const std::size_t hash = c10::hash_combine(key.hash(), values.hash);
+  if (key.isComplete() && hasPassed(hash)) {
+    return;
+  }
+  const AllocationLimit limit{kMostCheckedBytes};
+  const Outcome outcome = outcomeOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, {}, std::nullopt, &value_of});
+  if (outcome.refusal && passesWithOtherValues(op, arguments)) {
+    std::rethrow_exception(outcome.refusal->error);
+  }
+  if (key.isComplete()) {
+    rememberPassed(hash);
+  }
+}
+
+}  // namespace torchext
