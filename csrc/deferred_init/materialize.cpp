@@ -9,6 +9,7 @@
 
 #include "../fake/calls/errors.h"
 #include "../fake/fake.h"
+#include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_storage.h"
 #include "../support/locks.h"
 #include "replay/replay.h"
@@ -47,7 +48,7 @@ class Request {
 };
 
 void Request::add(const Tensor& tensor, const Placement& placement) {
-  if (!isFake(tensor) || (gives_fakes && !isDeferred(tensor))) {
+  if (!isFake(tensor) || (materializesAsFakes() && !isDeferred(tensor))) {
     return;
   }
   const Storage& storage = tensor.storage();
@@ -113,15 +114,9 @@ Storage smallValueOf(const Pending& pending) {
   if (pending.value->nbytes() == 0 || pending.value->nbytes() > kMostKnownBytes || pending.move.dtypes) {
     return {};
   }
-  try {
-    const ReplayPlan plan{{pending.value}, CacheUse::kReads};
-    if (plan.peakOnCpu() > 4 * kMostKnownBytes) {
-      return {};
-    }
-    return std::move(computeValues({pending.value}, /*keep_small=*/false).front());
-  } catch (const c10::Error&) {
-    return {};
-  }
+  const ReplayPlan plan{{pending.value}, CacheUse::kReads};
+  const bool is_possible = plan.peakOnCpu() <= 4 * kMostKnownBytes && canRun(plan);
+  return is_possible ? std::move(computeValues({pending.value}, /*keep_small=*/false).front()) : Storage{};
 }
 
 void materializeAlone(const Pending& pending, bool retain) {
@@ -138,7 +133,7 @@ void materialize(at::ArrayRef<Tensor> tensors) {
 
 void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const MaterializeOptions& options) {
   const Locked lock{LockRank::kReplay};
-  const Placement placement = checkedPlacement(options.placement, gives_fakes);
+  const Placement placement = checkedPlacement(options.placement, materializesAsFakes());
   Request request;
   for (const Tensor& tensor : placed) {
     request.add(tensor, placement);
@@ -147,7 +142,7 @@ void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const
     request.add(tensor, {});
   }
   std::vector<Pending>& storages = request.storages();
-  if (gives_fakes) {
+  if (materializesAsFakes()) {
     for (const Pending& pending : storages) {
       becomeFakeElsewhere(pending.fake, pending.move, pending.tensors, pending.value->isPinned(),
                           smallValueOf(pending));
@@ -172,7 +167,7 @@ void materializeAsFakes(bool gives) {
 }
 
 bool materializesAsFakes() noexcept {
-  return gives_fakes;
+  return gives_fakes && areFactoriesFake();
 }
 
 Tensor evaluate(const Tensor& deferred) {

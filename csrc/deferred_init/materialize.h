@@ -37,9 +37,9 @@ TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
 
 // NOTE [Materializing as fakes]
 //
-// A dry run computes no values. While `gives_fakes` is set, `materialize()` drops the recordings, and the tensors
-// become fakes on new storages at the placement, which count as allocations. Other fakes do not change. Nothing is
-// retained. For all threads; takes no lock.
+// A dry run computes no values. While `gives_fakes` is set, `materialize()` on threads in fake_mode drops the
+// recordings, and the tensors become fakes on new storages at the placement, which count as allocations. Other fakes do
+// not change. Nothing is retained. Takes no lock.
 TORCHEXT_API void materializeAsFakes(bool gives_fakes);
 TORCHEXT_API bool materializesAsFakes() noexcept;
 

@@ -128,7 +128,7 @@ void becomeFakeElsewhere(
   const auto count = static_cast<int64_t>(fake.nbytes() / c10::elementSize(from));
   const Tensor made = at::empty({count}, options.pinned_memory(is_pinned));
   if (value) {
-    made.copy_(elementsOf(value, ScalarType::Byte));  // fakes know the values of small constants
+    made.copy_(elementsOf(value, ScalarType::Byte));  // fakes keep the values of small constants
   }
   moveOnto(fake, made.storage(), move, tensors);
 }

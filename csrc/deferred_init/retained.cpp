@@ -22,6 +22,12 @@ FakeTensorImpl* fakeTensorImpl(const Tensor& tensor) {
   return dynamic_cast<FakeTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
+// Returns what the tensor has retained, which it may no longer show.
+std::shared_ptr<Retained> retainedBy(const Tensor& tensor) {
+  const FakeTensorImpl* impl = fakeTensorImpl(tensor);
+  return impl == nullptr ? nullptr : std::dynamic_pointer_cast<Retained>(impl->retained());
+}
+
 std::uint32_t versionOf(const Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
 }
@@ -52,8 +58,7 @@ void Retained::attach(const std::shared_ptr<Retained>& retained, const Storage& 
 }
 
 std::shared_ptr<Retained> Retained::of(const Tensor& tensor) {
-  const FakeTensorImpl* impl = fakeTensorImpl(tensor);
-  auto retained = impl == nullptr ? nullptr : std::dynamic_pointer_cast<Retained>(impl->retained());
+  auto retained = retainedBy(tensor);
   const bool is_current =
       retained != nullptr && retained->current_.lock().get() == tensor.storage().unsafeGetStorageImpl();
   return is_current ? retained : nullptr;
@@ -125,6 +130,15 @@ void Retained::deferAgain() const {
   setValue(fake, value_);
 }
 
+void Retained::forgetTensor(const c10::TensorImpl& tensor) {
+  const Locked lock{LockRank::kReplay};
+  for (Holder& holder : holders_) {
+    if (holder.tensor._unsafe_get_target() == &tensor) {
+      holder.tensor.reset();
+    }
+  }
+}
+
 void Retained::unlink(const c10::TensorImpl* tensor) {
   for (Holder& holder : holders_) {
     if (holder.tensor._unsafe_get_target() == tensor) {
@@ -146,7 +160,7 @@ void Retained::link(c10::TensorImpl* tensor) {
 
 UnlinkedTensors::UnlinkedTensors(at::ArrayRef<Tensor> tensors) {
   for (const Tensor& tensor : tensors) {
-    if (const auto retained = Retained::of(tensor)) {
+    if (const auto retained = retainedBy(tensor)) {
       retained->unlink(tensor.unsafeGetTensorImpl());
       unlinked_.emplace_back(retained, tensor.unsafeGetTensorImpl());
     }

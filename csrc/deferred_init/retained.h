@@ -53,6 +53,9 @@ class Retained final : public Provenance {
   // Frees the memory and defers the tensors.
   void deferAgain() const;
 
+  // Drops a tensor, which has been given other data. Takes `LockRank::kReplay`.
+  void forgetTensor(const c10::TensorImpl& tensor) override;
+
   // Drops the weak reference to a tensor, and makes it again. The caller holds `LockRank::kReplay`.
   void unlink(const c10::TensorImpl* tensor);
   void link(c10::TensorImpl* tensor);

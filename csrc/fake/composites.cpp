@@ -216,9 +216,19 @@ void oneHotKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   torch::jit::push(*stack, self.new_zeros(sizes).scatter_(-1, self.unsqueeze(-1), 1));
 }
 
+// The formula for tangents of `prod` (forward mode) calls `prod_backward()`.
+void prodKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const TangentFormula formula{self._fw_grad(/*level=*/0).defined()};
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
 // Whether a formula reads `self`, which has no values, only to find zeros or NaNs: NOTE [Shortcuts that read values].
+// Formulas compare before they read, so they read truth values, or a number of elements.
 bool isCheckedForSpecialValues(const Tensor& self) {
-  return isUndeferredFake(self) && !hasValue(self) && looksForSpecialValues(isInGradientFormula());
+  const bool may_be_check = self.scalar_type() == c10::kBool || self.scalar_type() == c10::kLong;
+  return may_be_check && isUndeferredFake(self) && !hasValue(self) &&
+         (isInTangentFormula() || (isInGradientFormula() && runsNodeForSpecialValues()));
 }
 
 // `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
@@ -439,6 +449,8 @@ void registerComposites(torch::Library& library) {
   }
   library.impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&oneHotKernel>());
   library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&allcloseKernel>());
+  library.impl("prod", torch::CppFunction::makeFromBoxedFunction<&prodKernel>());
+  library.impl("prod.dim_int", torch::CppFunction::makeFromBoxedFunction<&prodKernel>());
   library.impl("_nested_tensor_from_mask_left_aligned",
                torch::CppFunction::makeFromBoxedFunction<&falseForFakesKernel>());
   for (const char* name : {"meshgrid", "meshgrid.indexing"}) {

@@ -21,6 +21,8 @@ namespace {
 // The formula that runs on this thread, or null.
 thread_local const RunningFormula* running = nullptr;
 
+thread_local bool is_in_tangent_formula = false;
+
 constexpr std::array kKeysOfFactories{DispatchKey::Fake, DispatchKey::DeferredInit};
 
 }  // namespace
@@ -94,11 +96,27 @@ bool isInGradientFormula() {
   return running != nullptr && isRunningPyTorchsNode();
 }
 
-OutsideOfFormula::OutsideOfFormula() : formula_{running}, included_{c10::impl::tls_local_dispatch_key_set().included_} {
+TangentFormula::TangentFormula(bool has_tangent) : previous_{is_in_tangent_formula} {
+  is_in_tangent_formula = has_tangent;
+}
+
+TangentFormula::~TangentFormula() {
+  is_in_tangent_formula = previous_;
+}
+
+bool isInTangentFormula() {
+  return is_in_tangent_formula;
+}
+
+OutsideOfFormula::OutsideOfFormula()
+    : formula_{running},
+      was_in_tangent_formula_{is_in_tangent_formula},
+      included_{c10::impl::tls_local_dispatch_key_set().included_} {
   if (formula_ != nullptr) {
     include(formula_->keys_before.included_);
   }
   running = nullptr;
+  is_in_tangent_formula = false;
 }
 
 OutsideOfFormula::~OutsideOfFormula() {
@@ -106,6 +124,7 @@ OutsideOfFormula::~OutsideOfFormula() {
     include(included_);
   }
   running = formula_;
+  is_in_tangent_formula = was_in_tangent_formula_;
 }
 
 void makeGradientsFake(bool are_wanted_now) {

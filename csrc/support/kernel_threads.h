@@ -8,9 +8,11 @@
 // which kernel a convolution runs (`ConvParams::use_mkldnn()`), and where the vectors of a range of floating-point
 // numbers begin.
 //
-// So a thread that forks gives up its pool first. Its next parallel kernel starts another one, in both processes, which
-// takes less than a millisecond. A process that was forked before it loaded this library may have a pool without
-// threads, whose end would wait for them, so such a process keeps its pools, as without this library.
+// So a thread that forks ends its pool first. Its next parallel kernel starts another one, in both processes. Ending
+// three threads and starting them again takes 0.3 ms on an idle AMD EPYC, and 2 ms beside other processes.
+//
+// A process that was forked before it loaded this library may have a pool whose threads are gone, which cannot be
+// ended. It is not, unless the process has other threads: then these are most likely the threads of a new pool.
 
 #include <c10/macros/Macros.h>
 

@@ -18,11 +18,11 @@ def page() -> str:
         "# Functions of CUDA builds",
         "",
         "A build of PyTorch for CPUs lacks the functions of `torch._C` that `torch.cuda` and other libraries call.",
-        "While fake CUDA devices exist, it has them, and they answer for these devices on threads that have some.",
+        "While fake CUDA devices exist, torchext adds them, or raises an error that names another way.",
         "`python docs/reference/cuda_names.py` generates this page.",
     ]
     for what, names in (
-        ("Answered for fake devices, also in builds for CUDA.", REPLACED.keys()),
+        ("Replaced for fake devices, also in builds for CUDA.", REPLACED.keys()),
         ("Settings and constants, added to builds for CPUs.", ADDED.keys() - refused),
         *((f"Refused in builds for CPUs: *{message}*", names) for message, names in sorted(REFUSED.items())),
     ):

@@ -15,6 +15,31 @@ from torchext.checkpoint import load_checkpoint
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
 
+class NegatesFirst(nn.Linear):
+    """Changes its own tensor in place before it is copied."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2, bias=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        state_dict[prefix + "weight"].neg_()
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def test_views_of_one_tensor_may_be_changed_before_they_are_copied() -> None:
+    module = deferred_init(lambda: nn.Sequential(NegatesFirst(), NegatesFirst()))
+    both = torch.arange(8.0).view(2, 2, 2)
+    load_checkpoint(module, {"0.weight": both[0], "1.weight": both[1]})
+    assert [part.weight.tolist() for part in module] == [[[0, -1], [-2, -3]], [[-4, -5], [-6, -7]]]
+
+
+def test_module_with_a_hook_loads_its_own_state_dict() -> None:
+    module = PostHook()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    load_checkpoint(module, module.state_dict())
+    torch.testing.assert_close(dict(module.state_dict()), before, rtol=0, atol=0)
+
+
 class PostHook(nn.Linear):
     """Computes a buffer from a loaded parameter."""
 

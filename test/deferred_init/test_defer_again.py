@@ -305,6 +305,18 @@ class TestSwappingRetainedTensors:
             defer_again(tensor)
         assert [materialize_tensor(tensor).tolist() for tensor in tensors] == [[1.0, 1.0], [0.0, 0.0]]
 
+    def test_tensor_that_was_given_other_data_is_swapped(self) -> None:
+        base, view = deferred_init(lambda: (lambda base: (base, base[1:]))(torch.arange(4.0)))
+        other_storage = deferred_init(torch.ones, 2)
+        for tensor in (base, other_storage):
+            materialize_tensor(tensor, retain_graph=True)
+        view.data = torch.zeros(3)
+        other_storage.set_(torch.zeros(2))
+        for tensor in (view, other_storage):
+            other = torch.ones(1)
+            torch.utils.swap_tensors(tensor, other)
+            assert tensor.tolist() == [1.0]
+
     @pytest.mark.parametrize("has_gradients", [False, True], ids=["without gradients", "with gradients"])
     @pytest.mark.parametrize("convert", [lambda m: m.double(), lambda m: m.to(torch.float16)], ids=["double", "half"])
     def test_module_is_converted_by_swapping(

@@ -50,6 +50,17 @@ def test_save_plans_the_writes_of_this_rank(rank: int, tmp_path: Path) -> None:
     assert [(value.operator, value.answer) for value in job.values] == [("checkpoint.save", "not written")]
 
 
+def test_save_in_a_world_changes_no_existing_checkpoint(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save({"step": 3, "weight": torch.ones(3)}, checkpoint_id=tmp_path, no_dist=True)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    real = torch.zeros(2)
+    with world(4, 2, values="assume") as job:
+        dcp.save({"step": 5, "weight": real}, checkpoint_id=tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert [value.operator for value in job.values] == ["checkpoint.save"]
+
+
 @pytest.mark.ci
 def test_save_in_the_background_plans_as_well(tmp_path: Path) -> None:
     with world(SIZE, 5, values="assume") as job:
@@ -114,6 +125,33 @@ def test_optimizer_of_fsdp1_has_the_state_of_an_unsharded_one_on_each_rank(
         optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, found))
 
 
+def with_small_units(*, device: str = "cuda") -> nn.Module:
+    """Two of four ranks have no element of the first unit."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 4)).to(device)
+    if device == "cpu":
+        return model
+    model[0] = FullyShardedDataParallel(model[0], use_orig_params=True)
+    return FullyShardedDataParallel(model, use_orig_params=True)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP")
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+@pytest.mark.parametrize("rank", range(4))
+def test_state_of_a_unit_without_own_elements_is_that_of_other_units(rank: int) -> None:
+    with world(4, rank, values="assume"):
+        model = with_small_units()
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.randn(4, 1, device="cuda")).sum().backward()
+        optimizer.step()
+        found = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+        for name, shape in {"0.weight": (1, 1), "0.bias": (1,), "1.weight": (4, 1), "1.bias": (4,)}.items():
+            assert {key: tuple(value.shape) for key, value in found[name].items()} == {
+                "step": (),
+                "exp_avg": shape,
+                "exp_avg_sq": shape,
+            }
+
+
 CONTENTS = {
     "known": lambda: torch.arange(3),
     "random": lambda: torch.randn(3, device="cuda"),
@@ -151,7 +189,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-dist.init_process_group("nccl")
+dist.init_process_group("cpu:gloo,cuda:nccl")
 torch.cuda.set_device(dist.get_rank())
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 import torch.distributed.checkpoint as dcp  # after the groups exist
@@ -170,7 +208,11 @@ def plain():
     model = nn.Linear(5, 3).cuda()
     return model, model.state_dict
 
-for make in (fsdp2, fsdp1, plain):
+def large():
+    model = nn.Linear(256, 256).cuda()
+    return model, model.state_dict
+
+for make in (fsdp2, fsdp1, plain, large):
     model, state = make()
     dcp.save({"model": state(), "step": 3, "known": torch.arange(4)}, checkpoint_id=make.__name__)
     loaded = {"model": state(), "step": 0, "known": torch.zeros(4, dtype=torch.int64)}
@@ -184,6 +226,8 @@ for make in (fsdp2, fsdp1, plain):
         assert "Missing key" in str(error), error
     else:
         raise AssertionError("a missing key was not found")
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+dcp.async_save(state(), checkpoint_id="async", async_checkpointer_type=AsyncCheckpointerType.PROCESS).result()
 """
 
 
@@ -196,4 +240,7 @@ def test_checkpoint_that_a_rank_has_saved_is_loaded_again(rank: int, tmp_path: P
     assert run.returncode == 0, run.stdout + run.stderr
     assert not list(tmp_path.glob("fsdp*"))
     [report] = json.loads((tmp_path / "report.json").read_text())["ranks"]
-    assert str(tmp_path / "fsdp2/.metadata") in [file["path"] for file in report["files"]]
+    files = {file["path"]: file["bytes"] for file in report["files"]}
+    assert str(tmp_path / "fsdp2/.metadata") in files
+    assert 256 * 257 * 4 < files[str(tmp_path / f"large/__{rank}_0.distcp")] < 1.1 * 256 * 257 * 4
+    assert str(tmp_path / f"async/__{rank}_0.distcp") in files

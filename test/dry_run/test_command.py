@@ -108,6 +108,43 @@ def test_program_ends_as_in_python(how: str, said: str, command: Command) -> Non
     assert ended.code == (1 if how == "--to-end" else 0), ended.out
 
 
+@pytest.mark.ci
+def test_program_that_fails_does_not_wait_for_its_threads(command: Command) -> None:
+    program = """
+        import queue, threading
+        import torch
+        threading.Thread(target=queue.Queue().get).start()
+        torch.nn.Linear(2, 2).cuda().undefined
+    """
+    ended = command(program)
+    assert "'Linear' object has no attribute 'undefined'" in ended.out + ended.err
+    assert "ended the program's threads and `atexit` handlers after 5 s" in ended.err
+    assert ended.code == 1
+
+
+@pytest.mark.parametrize("kind", ["manager", "workers"])
+def test_handlers_of_a_stopped_program_find_its_processes(kind: str, fresh_command: Command) -> None:
+    program = f"""
+        import atexit, multiprocessing
+        import torch
+        if {kind == "manager"}:
+            shared = multiprocessing.Manager().dict(step=0)
+            atexit.register(lambda: print("shared:", dict(shared), flush=True))
+        else:
+            loader = iter(torch.utils.data.DataLoader(range(60), 2, num_workers=3, persistent_workers=True))
+            atexit.register(lambda: print("shared: loader", flush=True))
+        model = torch.nn.Linear(2, 2).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.ones(1, 2, device="cuda")).sum().backward()
+            optimizer.step()
+    """
+    ended = fresh_command(program, "--steps=1")
+    assert ("shared: {'step': 0}" if kind == "manager" else "shared: loader") in ended.out
+    assert "Traceback" not in ended.out + ended.err
+    assert ended.code == 0
+
+
 # Modules that take long to import, and that PyTorch imports only for programs that need them.
 HEAVY = [
     *("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.onnx"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from comparisons import metadata
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -21,6 +23,21 @@ from torchext.fake import fake_mode, is_fake
 from torchext.memory import track_memory
 
 WIDTH = 256
+
+
+def test_thread_outside_of_the_world_computes_values(tmp_path: Path) -> None:
+    def run() -> None:
+        model = materialize_module(deferred_init(nn.Linear, 2, 2))
+        save_safetensors(model, tmp_path / "model.safetensors")
+        found.append(is_fake(model.weight))
+
+    found: list[bool] = []
+    with world(2, 0):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert found == [False]
+    assert load_file(tmp_path / "model.safetensors")["weight"].shape == (2, 2)
 
 
 class Tied(nn.Module):

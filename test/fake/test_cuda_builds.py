@@ -153,6 +153,16 @@ def test_tunable_operators_that_would_measure_are_refused() -> None:
         torch.cuda.tunable.tuning_enable()
 
 
+def test_settings_are_checked_as_by_pytorch() -> None:
+    with fake_mode(gpu=True):
+        with pytest.raises(RuntimeError, match="expected one of 0,1,2"):
+            torch._C._cuda_set_sync_debug_mode(7)
+        with pytest.raises(RuntimeError, match="cuFFT plan cache size must be non-negative, but got -5"):
+            torch.backends.cuda.cufft_plan_cache[0].max_size = -5
+        torch.cuda.tunable.set_max_tuning_duration(-5)
+        assert torch.cuda.tunable.get_max_tuning_duration() == 0
+
+
 def test_environment_that_tunes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
     with pytest.raises(RuntimeError, match=r"TunableOp measures kernels.*unset it"), fake_mode(gpu=True):

@@ -183,8 +183,13 @@ def with_unpacking(call: Callable[[], Tensor]) -> Tensor:
         return call()
 
 
+def with_packing(call: Callable[[], Tensor]) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * int(saved.any()), Tensor.detach):
+        return call()
+
+
 @pytest.mark.parametrize("name", ["prod", "cumprod", "max", "min", "median", "nanmedian"])
-@pytest.mark.parametrize("reading", [with_hook, with_unpacking])
+@pytest.mark.parametrize("reading", [with_hook, with_packing, with_unpacking])
 def test_reads_of_programs_in_shortcuts_are_refused(
     reading: Callable[[Callable[[], Tensor]], Tensor], name: str
 ) -> None:

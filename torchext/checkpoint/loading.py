@@ -167,24 +167,29 @@ class _Collecting(TorchFunctionMode):
         super().__init__()
         self._tied = {id(tensor) for tensor in tied}
         self._preview = preview
-        self._given: set[int | None] = {None}  # no storage; filled for the module's own code only
+        self._given: Counter[int | None] = Counter()
+        """For the module's own code: how many of the given tensors are on each storage."""
         if preview is not None:
-            self._given |= {_storage(tensor) for tensor in given if isinstance(tensor, torch.Tensor)}
+            self._given.update(_storage(tensor) for tensor in given if isinstance(tensor, torch.Tensor))
         held = [*module.parameters(), *module.buffers()]
         self._held = {id(tensor): tensor for tensor in held}
         self.loads: dict[int, _Load] = {}
 
-    def _is_of_module(self, data: object) -> bool:
-        """Return True for a real tensor that is not among the given ones."""
-        return isinstance(data, torch.Tensor) and not _C.is_fake(data) and _storage(data) not in self._given
+    def _may_change(self, data: object) -> bool:
+        """Return True for a real tensor that may change unnoticed: one of the module, or a part of a given storage."""
+        if not isinstance(data, torch.Tensor) or _C.is_fake(data) or (storage := _storage(data)) is None:
+            return False
+        return self._given[storage] != 1
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.Tensor.copy_ and len(args) == 2 and not kwargs and id(args[0]) in self._held:
             target, data = args
-            if self._preview is not None and self._is_of_module(data):
-                data = data.detach().clone()  # the module may write it later
+            if self._preview is not None and _is_same_memory(target, data):
+                return target  # a state dict of the module itself
+            if self._preview is not None and self._may_change(data):
+                data = data.detach().clone()
             if data is not target and id(data) not in self._tied:
                 self.loads.pop(id(target), None)  # the last copy wins
                 load = _Load(target, data, target.dtype, _version(data))
@@ -304,6 +309,16 @@ def _storage(tensor: torch.Tensor) -> int | None:
     if is_wrapper(tensor) or tensor.layout != torch.strided or tensor.numel() == 0:
         return None
     return storage_of(tensor)[0]
+
+
+def _is_same_memory(one: torch.Tensor, other: object) -> bool:
+    return (
+        isinstance(other, torch.Tensor)
+        and not _C.is_fake(one)
+        and not _C.is_fake(other)
+        and _storage(one) is not None
+        and bool(one.is_set_to(other))
+    )
 
 
 def _show_all_in_order(tensor: torch.Tensor, data: torch.Tensor) -> bool:

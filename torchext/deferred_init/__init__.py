@@ -358,7 +358,8 @@ def _check_retained(name: str, tensor: torch.Tensor) -> None:
     if not (_C.is_deferred(tensor) or _C.is_retained(tensor)):
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} cannot be deferred again, because the recording of its data was "
-            "not retained. Materialize with `retain_graph=True`, and give it no other data (as `module.half()` does)."
+            "not retained. Materialize with `retain_graph=True`, outside of dry runs, and give it no other data (as "
+            "`module.half()` does)."
         )
 
 

@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -66,7 +67,7 @@ def _only_planning(original: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         state_dict = given.arguments["state_dict"]
-        if files_apart() is not None or not holds_fakes(state_dict):
+        if files_apart() is not None or (current() is None and not holds_fakes(state_dict)):
             return writing(*args, **kwargs)
         from torch.distributed.checkpoint import default_planner
 
@@ -81,10 +82,29 @@ def _only_planning(original: Callable[..., Any]) -> Callable[..., Any]:
     return _save_state_dict
 
 
+def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_executor(*args: Any, **kwargs: Any) -> Any:
+        saver: Any = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
+        return (original if current() is None else saver._ThreadBasedAsyncCheckpointExecutor)(*args, **kwargs)
+
+    return make_executor
+
+
+def _naming_files_by_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    def prepare_global_plan(self: Any, plans: list[Any]) -> list[Any]:
+        prepared: list[Any] = original(self, plans)
+        if current() is None or not dist.is_initialized():
+            return prepared
+        prefix = sys.modules["torch.distributed.checkpoint.filesystem"]._StoragePrefix(f"__{dist.get_rank()}_")
+        return [replace(plan, storage_data=prefix) for plan in prepared]
+
+    return prepare_global_plan
+
+
 def _without_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
     def _validate_global_plan(*args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
-        if current() is None:
+        if (job := current()) is None or job.size == 1:
             return found
         return True if isinstance(found, bool) else []  # since 2.12 a list of errors
 
@@ -130,6 +150,15 @@ _PATCHES: dict[str, list[tuple[Lease, str, str, Make, str]]] = {
     "default_planner": [
         (while_world_is_open, "", "_validate_global_plan", _without_other_ranks, "needs the plans of all ranks"),
     ],
+    "filesystem": [
+        (
+            while_world_is_open,
+            "_FileSystemWriter",
+            "prepare_global_plan",
+            _naming_files_by_rank,
+            "numbers files by the plans of all ranks",
+        ),
+    ],
     "state_dict": [
         (while_world_is_open, "", "_broadcast_state_dict", _receiving_own_tensors, "receives the keys from rank 0"),
     ],
@@ -138,5 +167,12 @@ _PATCHES: dict[str, list[tuple[Lease, str, str, Make, str]]] = {
     ],
     "state_dict_saver": [
         (while_values_are_assumed, "", "_save_state_dict", _only_planning, "receives the global plan from rank 0"),
+        (
+            while_world_is_open,
+            "",
+            "_ProcessBasedAsyncCheckpointExecutor",
+            _in_this_process,
+            "starts a process that waits for other ranks",
+        ),
     ],
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import pickle
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -33,6 +33,7 @@ def _run_child(task: Path, answer: Path) -> None:
 
     arguments = pickle.loads(task.read_bytes())
     descriptor = arguments.pop("messages")
+    waits_for_threads = arguments.pop("waits_for_threads")
     if arguments.pop("is_verbose"):
         terminal.log_to_stderr()
     messages = None
@@ -42,31 +43,50 @@ def _run_child(task: Path, answer: Path) -> None:
 
     def end(report: RankReport, is_stopped: bool) -> None:
         leave(report)  # handlers of the program may end the process
-        _end_as_python_does(is_stopped)
+        sys.stdout.flush()
+        if is_stopped or report.error or report.out_of_memory or not waits_for_threads:
+            _limit_the_end()
+        if not is_stopped:
+            _join_threads()
+        atexit._run_exitfuncs()  # they also unregister operators of PyTorch
 
     arguments |= {"messages": messages, "on_unstoppable": leave_and_exit, "on_end": end}
     run_rank(arguments.pop("program"), **arguments)
 
 
-def _end_as_python_does(is_stopped: bool) -> None:
-    """Wait for threads, and call `atexit` handlers, which also unregister operators of PyTorch.
+def _join_threads() -> None:
+    """Wait for threads as Python does at its end, and print which ones if they take long."""
+    timer = _timer(lambda: _print(f"waits for threads, as Python does at its end: {[one.name for one in _threads()]}"))
+    for function in reversed(getattr(threading, "_threading_atexits", ())):  # ends the threads of executors
+        function()
+    for thread in _threads():
+        thread.join()
+    timer.cancel()
 
-    A stopped program has threads, processes and queues that may never end, so it has a limited time.
-    """
-    sys.stdout.flush()
-    if is_stopped:
-        limit = threading.Timer(PATIENCE, os._exit, (0,))
-        limit.daemon = True
-        limit.start()
-        for process in multiprocessing.active_children():
-            process.kill()
-    else:
-        for function in reversed(getattr(threading, "_threading_atexits", ())):  # ends the threads of executors
-            function()
-        for thread in threading.enumerate():
-            if thread is not threading.main_thread() and not thread.daemon:
-                thread.join()
-    atexit._run_exitfuncs()
+
+def _threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+
+
+def _limit_the_end() -> None:
+    """End the process after some seconds: what runs beside a program that was stopped or has failed may never end."""
+
+    def leave() -> None:
+        _print(f"ended the program's threads and `atexit` handlers after {PATIENCE:.0f} s")
+        os._exit(0)
+
+    _timer(leave)
+
+
+def _timer(function: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(PATIENCE, function)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _print(text: str) -> None:
+    print(f"[dry run] {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

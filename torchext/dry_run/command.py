@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -162,6 +163,12 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         _check_program(launch.program)
     except ValueError as error:
         parser.error(str(error))
+    is_tuning = os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1" and os.environ.get("PYTORCH_TUNABLEOP_TUNING") != "0"
+    if gpu is not None and is_tuning:
+        parser.error(
+            "PYTORCH_TUNABLEOP_ENABLED=1 makes PyTorch measure kernels, which a dry run does not run: unset it, or set "
+            "PYTORCH_TUNABLEOP_TUNING=0"
+        )
     check_advice_flags(parser, options)
     check_comparison_flags(parser, options, ranks)
     run = _Run(options, launch, ranks, RankProcesses(options, launch, gpu, goal, () if options.advise else None))

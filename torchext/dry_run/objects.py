@@ -13,6 +13,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -23,31 +24,32 @@ from .current import current
 from .messages import Messages
 from .placeholders import load_placeholder, save_placeholder
 
-__all__ = ["OBJECT_COLLECTIVES", "others_sending", "root_sending"]
+__all__ = ["OBJECT_COLLECTIVES", "assigned", "others_sending", "root_sending"]
 
 Sent = TypeVar("Sent")
 
-_sent_by_root: list[list[Any]] = []
-_sent_by_others: list[Callable[[int], Any]] = []
+_sent_by_root: ContextVar[list[Any] | None] = ContextVar("_sent_by_root", default=None)
+_sent_by_others: ContextVar[Callable[[int], Any] | None] = ContextVar("_sent_by_others", default=None)
 
 
 def root_sending(objects: list[Any]) -> AbstractContextManager[None]:
     """Receive `objects` from broadcasts in the block, in place of the objects of their root."""
-    return _pushed(_sent_by_root, objects)
+    return assigned(_sent_by_root, objects)
 
 
 def others_sending(make: Callable[[int], Any]) -> AbstractContextManager[None]:
     """Receive `make(rank)` from each other rank of a group that gathers in the block."""
-    return _pushed(_sent_by_others, make)
+    return assigned(_sent_by_others, make)
 
 
 @contextmanager
-def _pushed(stack: list[Sent], sent: Sent) -> Iterator[None]:
-    stack.append(sent)
+def assigned(variable: ContextVar[Sent], value: Sent) -> Iterator[None]:
+    """Give `variable` a value in the block, on this thread."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        stack.pop()
+        variable.reset(token)
 
 
 def _copies(value: object, count: int) -> list[Any]:
@@ -96,7 +98,7 @@ def _peer(global_rank: int | None, group_rank: int | None, group: dist.ProcessGr
 def _all_gather_object(object_list: list[Any], obj: Any, group: dist.ProcessGroup | None = None) -> None:
     if not _is_outside(group):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
-        make = _sent_by_others[-1] if _sent_by_others else None
+        make = _sent_by_others.get()
         received = _copies(obj, size) if make is None else [obj if i == rank else make(i) for i in range(size)]
         for i, one in enumerate(received):
             object_list[i] = one
@@ -135,10 +137,10 @@ def _broadcast_object_list(
     root = _peer(src, group_src, group)
     if not object_list:
         raise IndexError("list index out of range")  # as the original does
-    if _sent_by_root:
+    if (sent := _sent_by_root.get()) is not None:
         if (messages := _messages()) is not None:
             messages.skip_objects(_group(group), root)
-        object_list[:] = _sent_by_root[-1]
+        object_list[:] = sent
         return
     received = _broadcast_from(root, object_list, group)
     if received is not None:

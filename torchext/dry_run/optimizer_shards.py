@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from .current import while_world_is_open
-from .objects import others_sending
+from .objects import assigned, others_sending
 
 __all__ = ["patch_optimizer_shards"]
 
@@ -24,10 +25,24 @@ __all__ = ["patch_optimizer_shards"]
 def patch_optimizer_shards(module: ModuleType) -> None:
     """Declare the patches of `torch.distributed.fsdp._optim_utils`."""
     for function, make in (
+        ("_optim_state_dict", _with_any_state),
         ("_map_param_key_to_optim_keys", _with_keys_of_others),
         ("_gather_all_orig_param_state", _with_states_of_others),
     ):
-        while_world_is_open.patch(module, function, make, "receives what other ranks have")
+        while_world_is_open.patch(module, function, make, "receives the states of other ranks")
+
+
+# A state of this rank, in any FSDP unit. This rank may have no elements of the parameters in a unit.
+_any_state: ContextVar[Mapping[str, Any]] = ContextVar("_any_state")
+
+
+def _with_any_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _optim_state_dict(*args: Any, optim_state_dict: Mapping[str, Any], **kwargs: Any) -> Any:
+        states = optim_state_dict.get("state", {}).values()
+        with assigned(_any_state, next(filter(None, states), {})):
+            return original(*args, optim_state_dict=optim_state_dict, **kwargs)
+
+    return _optim_state_dict
 
 
 def _with_keys_of_others(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,10 +70,10 @@ def _with_states_of_others(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _states_of(info: Any, own: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return what a rank sends, by the names of parameters: the names, sizes and dtypes of its states, and scalars."""
+    """Return the states that a rank sends, by the names of parameters: names, sizes and dtypes, and scalars."""
     utils: Any = sys.modules["torch.distributed.fsdp._optim_utils"]
     numels = _numels(info.handle.flat_param, rank)
-    likely: Mapping[str, Any] = next((state for state in own.values() if state), {})
+    likely = next(filter(None, own.values()), _any_state.get({}))
     found = {}
     for name, state in own.items():
         numel = numels[info.param_indices[name]]

@@ -19,7 +19,7 @@ import torch
 
 from .. import _C
 from ..fake import fake_mode
-from ..fake.described_storages import is_of_fakes, storage_description, storage_from, typed
+from ..fake.described_storages import Description, Known, is_of_fakes, storage_description, storage_from, typed
 from .files import PLACEHOLDER
 
 __all__ = [
@@ -44,12 +44,12 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._descriptions: dict[int, tuple[torch.UntypedStorage, Description]] = {}
 
     @property
     def nbytes(self) -> int:
         """The bytes of the values that are not written."""
-        return sum(storage.nbytes() + RECORD for storage in self._storages.values())
+        return sum(nbytes + RECORD - _length(known) for _, (nbytes, _, known) in self._descriptions.values())
 
     def persistent_id(self, value: Any) -> Any:
         """Describe a storage of fakes, which has the same key each time. Other objects are pickled."""
@@ -57,8 +57,13 @@ class _Pickler(pickle.Pickler):
         storage = value._untyped_storage if is_typed else value
         if not is_of_fakes(storage):
             return None
-        self._storages[storage._cdata] = storage
-        return storage._cdata, value.dtype if is_typed else None, storage_description(storage)
+        if storage._cdata not in self._descriptions:
+            self._descriptions[storage._cdata] = storage, storage_description(storage)
+        return storage._cdata, value.dtype if is_typed else None, self._descriptions[storage._cdata][1]
+
+
+def _length(known: Known | None) -> int:
+    return sum(len(part or b"") for part in known or ())
 
 
 class _Unpickler(pickle.Unpickler):
@@ -72,7 +77,7 @@ class _Unpickler(pickle.Unpickler):
         key, dtype, (nbytes, device, known) = description
         if key not in self._made:
             self._made[key] = storage_from(nbytes, str(self._place(torch.device(device))), known)
-        return self._made[key] if dtype is None else typed(self._made[key], dtype)
+        return typed(self._made[key], dtype or torch.uint8)  # as PyTorch does
 
 
 def known_list(value: torch.Tensor) -> list[Any] | None:
@@ -118,11 +123,19 @@ def save_placeholder(value: object, file: Any) -> None:
 
 def write_placeholder(file: IO[bytes], header: bytes, nbytes: int) -> None:
     """Write a header, and a hole of `nbytes` in place of values if the file can have one."""
-    lengths = [len(header), nbytes if _can_have_holes(file) else 0]
+    target = _file_behind(file)
+    lengths = [len(header), max(nbytes, 0) if _can_have_holes(target) else 0]
     file.write(PLACEHOLDER + b"".join(length.to_bytes(LENGTH, "little") for length in lengths) + header)
     if lengths[1]:
-        file.seek(lengths[1] - 1, os.SEEK_CUR)
-        file.write(b"\0")
+        target.seek(lengths[1] - 1, os.SEEK_CUR)
+        target.write(b"\0")
+
+
+def _file_behind(file: IO[bytes]) -> IO[bytes]:
+    """Return the file to which the writers of `torch.distributed.checkpoint` pass on, or the file itself."""
+    is_writer = isinstance(file, io.IOBase) and not file.seekable()
+    found: IO[bytes] = getattr(file, "raw", file) if is_writer else file
+    return found
 
 
 def read_header(file: IO[bytes]) -> bytes:
@@ -160,10 +173,12 @@ def load_placeholder(file: Any, map_location: Any = None, *, weights_only: bool 
         unpickler = _WeightsUnpickler if weights_only else _Unpickler
         settings = torch.serialization._serialization_tls  # read by functions that rebuild wrappers
         before, settings.map_location = settings.map_location, map_location
+        unvalidated = len(torch._utils._sparse_tensors_to_validate)
         try:
             return unpickler(header, lambda device: _mapped(device, map_location)).load()
         finally:
             settings.map_location = before
+            del torch._utils._sparse_tensors_to_validate[unvalidated:]  # they have no values
 
 
 def _mapped(device: torch.device, map_location: Any) -> torch.device:

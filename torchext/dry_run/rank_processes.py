@@ -300,6 +300,7 @@ class _Rank:
             "is_verbose": options.verbose,
             "remedies": self._job.remedies,
             "messages": None if options.alone or size == 1 else messages,
+            "waits_for_threads": self._did_not_fit is None,  # otherwise the real program does not get that far
         }
 
     def has_ended(self) -> bool:

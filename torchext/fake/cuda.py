@@ -51,8 +51,6 @@ def fake_cuda(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
 @contextmanager
 def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
     """Implement `fake_cuda()`. Without `gpu` the devices are described as around the block, if they are."""
-    if count:
-        refuse_tuning()
     block = _C.enter_fake_cuda(count) if count else None
     if block is None:
         if gpu is not None and count:
@@ -67,6 +65,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
         _describe(gpu)
     _replace_backward()
     try:
+        refuse_tuning()
         with _while_devices_exist.hold():
             # It caches the accelerator (`functools.cache`).
             torch.get_device_module.cache_clear()

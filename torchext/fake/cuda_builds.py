@@ -69,31 +69,49 @@ CUDA_VERSION = 13000  # `CUDA_VERSION` and NCCL's version in PyTorch 2.14
 NCCL_VERSION = (2 << 32) + (27 << 16) + 5
 
 
-def _setting(getter: str, setter: str, default: Any) -> dict[str, Callable[..., Any]]:
+def _setting(
+    getter: str, setter: str, default: Any, stored: Callable[[Any], Any] = lambda value: value
+) -> dict[str, Callable[..., Any]]:
     """Return the two functions of a setting without effect on results and memory.
 
-    The setter accepts values of the type of the default only.
+    The setter accepts values of the type of the default only, and keeps what `stored` returns for them.
     """
 
     def set_value(value: Any, *others: object) -> None:
         if type(value) is not type(default):
             raise RuntimeError(f"{setter[1:]} expects a {type(default).__name__}, but got {type(value).__name__}")
-        settings[getter] = value
+        settings[getter] = stored(value)
 
     return {getter: lambda: settings.get(getter, default), setter: set_value}
 
 
+def _sync_debug_mode(mode: int) -> int:
+    if mode not in (0, 1, 2):
+        raise RuntimeError("invalid value of debug_mode, expected one of 0,1,2")
+    return mode
+
+
+def _at_least_zero(value: int) -> int:
+    return max(value, 0)
+
+
 # A build for CUDA initializes the driver for these.
 TUNING = {
-    **_setting("_cuda_get_sync_debug_mode", "_cuda_set_sync_debug_mode", 0),
+    **_setting("_cuda_get_sync_debug_mode", "_cuda_set_sync_debug_mode", 0, _sync_debug_mode),
     **_setting("_cuda_record_untuned_is_enabled", "_cuda_record_untuned_enable", False),
     **_setting(
         "_cuda_tunableop_get_cublaslt_requested_algo_count", "_cuda_tunableop_set_cublaslt_requested_algo_count", 8
     ),
     **_setting("_cuda_tunableop_get_filename", "_cuda_tunableop_set_filename", ""),
-    **_setting("_cuda_tunableop_get_max_tuning_duration", "_cuda_tunableop_set_max_tuning_duration", 30),
-    **_setting("_cuda_tunableop_get_max_tuning_iterations", "_cuda_tunableop_set_max_tuning_iterations", 100),
-    **_setting("_cuda_tunableop_get_rotating_buffer_size", "_cuda_tunableop_set_rotating_buffer_size", 52428800),
+    **_setting(
+        "_cuda_tunableop_get_max_tuning_duration", "_cuda_tunableop_set_max_tuning_duration", 30, _at_least_zero
+    ),
+    **_setting(
+        "_cuda_tunableop_get_max_tuning_iterations", "_cuda_tunableop_set_max_tuning_iterations", 100, _at_least_zero
+    ),
+    **_setting(
+        "_cuda_tunableop_get_rotating_buffer_size", "_cuda_tunableop_set_rotating_buffer_size", 52428800, _at_least_zero
+    ),
     **_setting("_cuda_tunableop_is_enabled", "_cuda_tunableop_enable", False),
     **_setting("_cuda_tunableop_tuning_is_enabled", "_cuda_tunableop_tuning_enable", True),
 }

@@ -88,6 +88,12 @@ def _unless_equal(get: Callable[[], int], variable: str) -> Callable[[int], None
     return set_size
 
 
+def _set_most_plans(index: int, size: int) -> None:
+    if size < 0:
+        raise RuntimeError(f"cuFFT plan cache size must be non-negative, but got {size}")
+    settings["plans", index] = size
+
+
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
@@ -138,7 +144,7 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
             "_cufft_clear_plan_cache": _do_nothing,
             "_cufft_get_plan_cache_max_size": lambda index: settings.get(("plans", index), MOST_PLANS),
             "_cufft_get_plan_cache_size": refusing_call(NO_PLANS),
-            "_cufft_set_plan_cache_max_size": lambda index, size: settings.__setitem__(("plans", index), size),
+            "_cufft_set_plan_cache_max_size": _set_most_plans,
         },
     ),
 ]
@@ -181,7 +187,7 @@ def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torc
         if wanted.type == "cpu":
             return original(self, device=device, non_blocking=non_blocking)
         is_small = 0 < self.nbytes() <= MOST_BYTES  # such as a step counter's
-        known = string_at(self.data_ptr(), self.nbytes()) if is_small else None
+        known = (string_at(self.data_ptr(), self.nbytes()), None) if is_small else None
         return storage_from(self.nbytes(), str(wanted), known)
 
     return to

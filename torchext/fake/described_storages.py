@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 import torch
@@ -10,11 +11,14 @@ from .. import _C
 from ..tools.dispatch_keys import making_fakes, without_our_keys
 from ..tools.leases import while_fakes_live
 
-__all__ = ["MOST_BYTES", "is_of_fakes", "storage_description", "storage_from", "typed"]
+__all__ = ["MOST_BYTES", "Description", "Known", "is_of_fakes", "storage_description", "storage_from", "typed"]
 
-Description: TypeAlias = tuple[int, str, bytes | None]
+Known: TypeAlias = tuple[bytes, bytes | None]
+"""The bytes of a storage, and, if only some of them are known, truth values: which ones."""
 
-MOST_BYTES = 1 << 19  # of known values
+Description: TypeAlias = tuple[int, str, Known | None]
+
+MOST_BYTES = 1 << 20  # larger storages keep no values: csrc/fake/values/known_bytes.h
 
 
 def is_of_fakes(storage: object) -> bool:
@@ -24,19 +28,39 @@ def is_of_fakes(storage: object) -> bool:
 
 def storage_description(storage: torch.UntypedStorage) -> Description:
     """Return the arguments with which `storage_from()` makes a storage like this one of fakes."""
-    known = _C.known_value(_C.bytes_of_storage(storage)) if storage.nbytes() <= MOST_BYTES else None
-    return storage.nbytes(), str(storage.device), None if known is None else bytes(known.tolist())
+    return storage.nbytes(), str(storage.device), _known(storage) if storage.nbytes() <= MOST_BYTES else None
 
 
-def storage_from(nbytes: int, device: str, known: bytes | None) -> torch.UntypedStorage:
+def _known(storage: torch.UntypedStorage) -> Known | None:
+    all_bytes = _C.bytes_of_storage(storage)
+    if (known := _C.known_value(all_bytes)) is not None:
+        return bytes(known.tolist()), None
+    parts = _C.known_parts(all_bytes)
+    return None if parts is None else (bytes(parts[0].tolist()), bytes(parts[1].tolist()))
+
+
+def storage_from(nbytes: int, device: str, known: Known | None) -> torch.UntypedStorage:
     """Return a storage of fakes with this size, values and device, which must exist."""
     with while_fakes_live.hold(), making_fakes():  # this may be the first fake of a process that receives it
         made = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        if known:
-            with without_our_keys():
-                values = torch.frombuffer(bytearray(known), dtype=torch.uint8)
-            made.copy_(values)
+        if known is not None and nbytes:
+            values, mask = known
+            if mask is None:
+                made.copy_(_real(values))
+            else:
+                for begin, end in _ranges(mask):
+                    made[begin:end].copy_(_real(values[begin:end]))
     return made.untyped_storage()
+
+
+def _real(values: bytes) -> torch.Tensor:
+    with without_our_keys():
+        return torch.frombuffer(bytearray(values), dtype=torch.uint8)
+
+
+def _ranges(mask: bytes) -> list[tuple[int, int]]:
+    """Return the ranges of true bytes."""
+    return [match.span() for match in re.finditer(rb"\x01+", mask)]
 
 
 def typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:

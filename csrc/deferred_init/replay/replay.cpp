@@ -42,27 +42,35 @@ Storage storageAsPromised(Geometry promised, const Tensor& result) {
   return moved.storage();
 }
 
-// Fake devices can be recorded on, but not computed on.
-void checkDevicesExist(const OpNode& node) {
-  const auto check = [&node](c10::Device device) {
-    TORCH_CHECK(
-        !device.is_cuda() || hasRealCuda(), "`", node.op().operator_name(), "` was recorded on ", device,
-        ", but this machine has no CUDA device to compute it on. Materialize on a machine with one, or construct the "
-        "model on the CPU and let materialize_module() place it.");
+// Returns a device of `node` that does not exist: fake devices can be recorded on, but not computed on.
+std::optional<c10::Device> missingDeviceOf(const OpNode& node) {
+  std::optional<c10::Device> missing;
+  const auto visit = [&missing](c10::Device device) {
+    if (device.is_cuda() && !hasRealCuda()) {
+      missing = device;
+    }
   };
   for (const TensorArgument& argument : node.tensors()) {
     if (argument.device) {
-      check(*argument.device);
+      visit(*argument.device);
     }
     if (argument.value != nullptr) {
-      check(argument.value->device());
+      visit(argument.value->device());
     }
   }
   for (const c10::IValue& value : node.arguments()) {
     if (value.isDevice()) {
-      check(value.toDevice());
+      visit(value.toDevice());
     }
   }
+  return missing;
+}
+
+void checkDevicesExist(const OpNode& node) {
+  const auto missing = missingDeviceOf(node);
+  TORCH_CHECK(!missing, "`", node.op().operator_name(), "` was recorded on ", *missing,
+              ", but this machine has no CUDA device to compute it on. Materialize on a machine with one, or construct "
+              "the model on the CPU and let materialize_module() place it.");
 }
 
 // Checks that the real tensors that `node` reads are unchanged, and that its devices exist.
@@ -119,6 +127,17 @@ void waitForDevice(const PlannedOperator& planned) {
 }
 
 }  // namespace
+
+bool canRun(const ReplayPlan& plan) {
+  const auto reads_fake = [](const TensorArgument& argument) {
+    return argument.external != nullptr && isFake(argument.external->tensor());
+  };
+  const auto& operators = plan.operators();
+  return std::all_of(operators.begin(), operators.end(), [&](const PlannedOperator& planned) {
+    const auto& tensors = planned.node->tensors();
+    return !missingDeviceOf(*planned.node) && std::none_of(tensors.begin(), tensors.end(), reads_fake);
+  });
+}
 
 Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, CacheUse cache)
     : plan_{wanted, cache},

@@ -90,6 +90,9 @@ class Replay {
   TapeReader tape_;
 };
 
+// Returns true if all devices of `plan` exist, and it reads no fakes without a recorded value.
+bool canRun(const ReplayPlan& plan);
+
 // Computes `values` into storages without other references. With `keep_small`, small values are also folded into the
 // graph, so that a constructor that reads values repeatedly does not compute them repeatedly. Then the caller must not
 // write into the storages.

@@ -100,37 +100,47 @@ Stack sampleGridBackward(ArrayRef<IValue> arguments) {
   return {gradientOf(arguments[0].toTensor()), gradientOf(arguments[1].toTensor())};
 }
 
+void checkAttention(ArrayRef<IValue> tensors) {
+  const auto dtype = tensors.front().toTensor().scalar_type();
+  for (const IValue& value : tensors) {
+    TORCH_CHECK(value.toTensor().dim() == 4 && value.toTensor().scalar_type() == dtype,
+                "_efficient_attention_backward() expects four tensors of four dimensions and one dtype.");
+  }
+}
+
+// The gradients of query, key and value on one storage (`shared_storage_dqdkdv`).
+Stack sharedGradients(const Tensor& query, const Tensor& key) {
+  TORCH_CHECK(query.size(1) == key.size(1), "seqlen must match for `shared_storage_dqdkdv");
+  TORCH_CHECK(query.size(3) == key.size(3), "embedding dim must match for `shared_storage_dqdkdv");
+  std::vector<int64_t> sizes = query.sizes().vec();
+  sizes.insert(sizes.end() - 2, 3);
+  const Tensor shared = at::empty(sizes, query.options());
+  return {shared.select(-3, 0), shared.select(-3, 1), shared.select(-3, 2)};
+}
+
+// Its rows are aligned.
+Tensor gradientOfBias(const Tensor& bias) {
+  constexpr int64_t kAlignment = 16;  // elements
+  std::vector<int64_t> sizes = bias.sizes().vec();
+  const int64_t last = std::exchange(sizes.back(), (sizes.back() + kAlignment - 1) / kAlignment * kAlignment);
+  return at::empty(sizes, bias.options()).slice(-1, 0, last);
+}
+
 // (grad_out, query, key, value, bias, ...) -> (grad_query, grad_key, grad_value, grad_bias). PyTorch's Meta kernel
 // lacks the argument `out`.
 Stack efficientAttentionBackward(ArrayRef<IValue> arguments) {
-  const Tensor& query = arguments[1].toTensor();
-  const Tensor& key = arguments[2].toTensor();
-  for (const std::size_t i : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
-    TORCH_CHECK(arguments[i].toTensor().dim() == 4 && arguments[i].toTensor().scalar_type() == query.scalar_type(),
-                "_efficient_attention_backward() expects four tensors of four dimensions and one dtype.");
+  constexpr std::size_t kQuery = 1;
+  constexpr std::size_t kBias = 4;
+  constexpr std::size_t kBiasRequiresGrad = 15;
+  checkAttention(arguments.slice(0, kBias));
+  const bool is_shared = arguments.back().toBool();
+  Stack gradients =
+      is_shared ? sharedGradients(arguments[kQuery].toTensor(), arguments[kQuery + 1].toTensor()) : Stack{};
+  for (std::size_t i = kQuery; i < kBias && !is_shared; ++i) {
+    gradients.emplace_back(at::empty(arguments[i].toTensor().sizes(), arguments[i].toTensor().options()));
   }
-  Stack gradients;
-  if (arguments.back().toBool()) {  // `shared_storage_dqdkdv`
-    TORCH_CHECK(query.size(1) == key.size(1), "seqlen must match for `shared_storage_dqdkdv");
-    TORCH_CHECK(query.size(3) == key.size(3), "embedding dim must match for `shared_storage_dqdkdv");
-    std::vector<int64_t> sizes = query.sizes().vec();
-    sizes.insert(sizes.end() - 2, 3);
-    const Tensor shared = at::empty(sizes, query.options());
-    gradients = {shared.select(-3, 0), shared.select(-3, 1), shared.select(-3, 2)};
-  } else {
-    for (const std::size_t i : {std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
-      gradients.emplace_back(at::empty(arguments[i].toTensor().sizes(), arguments[i].toTensor().options()));
-    }
-  }
-  const Tensor bias = tensorOr(arguments[4], Tensor{});
-  if (!bias.defined() || !arguments[15].toBool()) {
-    gradients.emplace_back(Tensor{});
-    return gradients;
-  }
-  constexpr int64_t kAlignment = 16;  // elements of a row
-  std::vector<int64_t> sizes = bias.sizes().vec();
-  const int64_t last = std::exchange(sizes.back(), (sizes.back() + kAlignment - 1) / kAlignment * kAlignment);
-  gradients.emplace_back(at::empty(sizes, bias.options()).slice(-1, 0, last));
+  const Tensor bias = tensorOr(arguments[kBias], Tensor{});
+  gradients.emplace_back(bias.defined() && arguments[kBiasRequiresGrad].toBool() ? gradientOfBias(bias) : Tensor{});
   return gradients;
 }
 

@@ -1,6 +1,5 @@
 #include "value_shortcuts.h"
 
-#include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
@@ -8,7 +7,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/ScopeExit.h>
 #include <c10/util/irange.h>
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
@@ -50,8 +48,6 @@ constexpr std::array<std::string_view, 7> kLookForSpecialValues{
     "ProdBackward1",       // the same
 };
 
-thread_local bool is_in_prod = false;
-
 bool isPlainFake(const Tensor& tensor) {
   return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit);
 }
@@ -86,27 +82,16 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// The formula for tangents (forward mode) calls prod_backward().
-void prodKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const auto was_in_prod = c10::make_scope_exit([before = is_in_prod] { is_in_prod = before; });
-  is_in_prod = true;
-  op.redispatchBoxed(keys & kBelowComposites, stack);
-}
-
 }  // namespace
 
 void registerValueShortcuts(torch::Library& library) {
   for (const char* name : kReadValues) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&readsValues>());
   }
-  for (const char* name : {"prod", "prod.dim_int"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&prodKernel>());
-  }
 }
 
-bool looksForSpecialValues(bool is_in_formula) {
-  const auto& names = kLookForSpecialValues;
-  return is_in_prod || (is_in_formula && std::find(names.begin(), names.end(), nameOfRunningNode()) != names.end());
+bool runsNodeForSpecialValues() {
+  return isAmong(kLookForSpecialValues, nameOfRunningNode());
 }
 
 }  // namespace torchext

@@ -23,8 +23,7 @@ namespace torchext {
 // Registers kernels for these operators, on the key of NOTE [Composites that read memory].
 void registerValueShortcuts(torch::Library& library);
 
-// Whether this thread runs a gradient formula that reads values only to find zeros or NaNs. `is_in_formula` is
-// `isInGradientFormula()`, which is false in user code that a formula calls.
-bool looksForSpecialValues(bool is_in_formula);
+// Returns true if the node of autograd that this thread runs reads values only to find zeros or NaNs.
+bool runsNodeForSpecialValues();
 
 }  // namespace torchext

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import pairwise
@@ -297,6 +299,32 @@ def in_forked_process(run: Callable[[], None]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+FORKED_EARLY = """
+import os
+import sys
+import subprocess
+import sys
+if (worker := os.fork()):
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+import signal
+import torch
+from torchext.deferred_init import deferred_init, materialize_tensor
+torch.set_num_threads(2)
+torch.ones(1 << 20).sqrt()
+deferred = deferred_init(lambda: torch.randn(1 << 20).sum())
+if (child := os.fork()):
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(60)
+materialize_tensor(deferred)
+torch.ones(1 << 20).sqrt()
+os._exit(0)
+"""
+
+
+def test_worker_that_was_forked_before_it_imported_torch_may_fork() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKED_EARLY]).returncode == 0
 
 
 def test_forked_process_restores_the_number_of_threads() -> None:

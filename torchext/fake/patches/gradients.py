@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -40,23 +40,24 @@ def install() -> None:
         while_fakes_live.patch(
             owner,
             name,
-            partial(_unpacking_outside_of_formulas, count=count),
-            "makes gradient formulas call a function that unpacks saved tensors",
+            partial(_hooks_outside_of_formulas, count=count),
+            "makes formulas call functions of the program",
         )
 
 
-def _unpacking_outside_of_formulas(original: Callable[..., None], count: int) -> Callable[..., None]:
-    """Wrap the last of `count` arguments, the unpacking function."""
+def _hooks_outside_of_formulas(original: Callable[..., None], count: int) -> Callable[..., None]:
+    """Wrap the last two of `count` arguments, which pack and unpack a tensor."""
 
     def hook(*args: Any, **kwargs: Any) -> None:
         # Errors about wrong arguments quote the arguments. aot_autograd inspects hooks that are graphs, and these do
         # not call functions of the program.
         is_method = not args[:-2] or isinstance(args[0], torch._C._autograd.SavedTensor)
         are_hooks = not kwargs and len(args) == count and is_method and all(map(callable, args[-2:]))
-        if not are_hooks or isinstance(args[-1], torch.fx.GraphModule):
+        if not are_hooks or any(isinstance(one, torch.fx.GraphModule) for one in args[-2:]):
             original(*args, **kwargs)
             return
-        original(*args[:-1], partial(_C.call_outside_of_formula, args[-1]))
+        outside = (update_wrapper(partial(_C.call_outside_of_formula, one), one) for one in args[-2:])
+        original(*args[:-2], *outside)
 
     return hook
 

@@ -25,7 +25,7 @@ from ...tools.patching import Concerns
 from ..addresses import address_of, are_addresses_shown
 from ..copying import FakeCopy
 from ..cuda import fake_cuda
-from ..described_storages import is_of_fakes, storage_description, storage_from
+from ..described_storages import Known, is_of_fakes, storage_description, storage_from
 
 __all__ = ["copied_bytes", "has_data", "install", "make_real", "no_data"]
 
@@ -259,7 +259,11 @@ def _describing_storage(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_storage(storage: torch.UntypedStorage) -> Any:
         if not is_of_fakes(storage) or has_data(all_bytes := _C.bytes_of_storage(storage)):
             return original(storage)
-        if storage.device.type == "cpu" and _C.is_deferred(all_bytes) and not _C.materializes_as_fakes():
+        if _C.is_deferred(all_bytes) and not _C.materializes_as_fakes():
+            if storage.device.type != "cpu":
+                raise RuntimeError(
+                    f"A deferred tensor on {storage.device} cannot be sent to another process. Materialize it first."
+                )
             return original(_C.evaluate(all_bytes).untyped_storage())
         nbytes, device, known = storage_description(storage)
         # Other processes would not see the later values of shared memory.
@@ -268,7 +272,7 @@ def _describing_storage(original: Callable[..., Any]) -> Callable[..., Any]:
     return reduce_storage
 
 
-def _received(nbytes: int, device: str, known: bytes | None) -> torch.UntypedStorage:
+def _received(nbytes: int, device: str, known: Known | None) -> torch.UntypedStorage:
     """Return the storage in a process that may have no fake devices."""
     index = torch.device(device).index
     with fake_cuda(False if index is None or index < torch.cuda.device_count() else index + 1):
