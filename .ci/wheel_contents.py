@@ -19,7 +19,14 @@ UNEXPECTED = [
     r".*\.(cpp|o|pyc)$",
 ]
 COMPILED = ["torchext/_C.*.so", "torchext/lib/libtorchext.so", "torchext/lib/torchextBuild.cmake"]
-NOT_PYTHON = ["py.typed", "_C.pyi", "memory/*.html", "include/torchext/*.h", "share/cmake/torchext/*.cmake"]
+NOT_PYTHON = [
+    "py.typed",
+    "_C.pyi",
+    "memory/*.html",
+    "include/torchext/*.h",
+    "share/cmake/torchext/*.cmake",
+    "share/torchext/*.tsv",
+]
 
 
 def expected() -> list[str]:

@@ -32,7 +32,7 @@ inline constexpr std::array<Difference, 16> kDifferences{{
     {"fake_above_python", 211, 212, "`Fake` is above `Python`, so that handlers of modes call operators below it"},
     {"dynamo_loses_generators", 211, 213,
      "Dynamo loses the return values of decorated generators, or cannot resume them"},
-    {"dtypes_of_cuda", 211, 215, "CUDA kernels reject the dtypes of refused_dtypes_table.h"},
+    {"dtypes_of_cuda", 211, 215, "CUDA kernels reject the dtypes of refused_dtypes.tsv"},
     {"attention_state_on_cpu", 211, 213, "memory-efficient attention without dropout returns its state on the CPU"},
     {"pipelines_vote", 212, 214, "pipeline stages read the votes of other stages in `_warmup_p2p()`"},
     {"masks_of_truncated_normals", 212, kOpen, "`trunc_normal_` draws again while `mask.any()`"},

@@ -1,11 +1,15 @@
 #include "refused_dtypes.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <fstream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/TypeProperties.h>
@@ -13,10 +17,11 @@
 #include <c10/util/Exception.h>
 #include <c10/util/irange.h>
 
+#include "../../support/data_files.h"
+#include "../../support/locks.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/torch_compat.h"
 #include "../calls/errors.h"
-#include "refused_dtypes_table.h"
 
 namespace torchext {
 
@@ -33,6 +38,64 @@ constexpr bool kIsOfRelease = compat::applies("dtypes_of_cuda");
 
 // Arguments that take part in type promotion.
 constexpr std::array<std::string_view, 7> kPromotes{"other", "exponent", "self", "min", "max", "min_val", "max_val"};
+
+// A row of refused_dtypes.tsv.
+struct Refusal {
+  std::string kernel;    // as it calls itself in errors
+  int chooses_by;        // the position of an argument, or one of the constants above
+  bool has_dimensions;   // whether it holds only if all tensors have dimensions
+  std::uint64_t dtypes;  // one bit for each ScalarType
+};
+
+using Table = std::unordered_map<std::string, std::vector<Refusal>>;  // by operator
+
+std::uint64_t bitsOf(const std::string& names) {
+  std::uint64_t bits = 0;
+  std::istringstream words{names};
+  for (std::string word; words >> word;) {
+    for (const auto i : c10::irange(static_cast<int>(ScalarType::NumOptions))) {
+      bits |= std::uint64_t{word == c10::toString(static_cast<ScalarType>(i))} << static_cast<unsigned>(i);
+    }
+  }
+  return bits;
+}
+
+int numberOf(const std::string& way) {
+  return way == "promoted"                ? kPromoted
+         : way == "promoted with scalars" ? kPromotedWithScalars
+         : way == "requested"             ? kRequested
+                                          : std::stoi(way);
+}
+
+Table readTable() {
+  Table table;
+  std::ifstream file = openDataFile("refused_dtypes.tsv");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream cells{line};
+    std::array<std::string, 4> cell;
+    for (std::string& one : cell) {
+      std::getline(cells, one, '\t');
+    }
+    if (line.front() != '#') {
+      const Refusal refusal{cell[0], numberOf(cell[1]), cell[2] == "yes", bitsOf(cell[3])};
+      for (std::string op; cells >> op;) {
+        table[op].push_back(refusal);
+      }
+    }
+  }
+  return table;
+}
+
+// Returns the refusals of an operator, named without `aten::`, or null. Reads the file at the first call.
+const std::vector<Refusal>* refusalsOf(const std::string& op) {
+  static const Table* table = nullptr;
+  const Locked lock{LockRank::kRefusals};
+  if (table == nullptr) {
+    table = new Table{readTable()};  // leaked: threads may run operators until the process ends
+  }
+  const auto found = table->find(op);
+  return found == table->end() ? nullptr : &found->second;
+}
 
 std::optional<ScalarType> promoted(const OperatorHandle& op, ArrayRef<IValue> arguments, bool with_scalars) {
   at::native::ResultTypeState state;
@@ -97,11 +160,8 @@ void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, Ar
     return;
   }
   const std::string name = c10::toString(op.operator_name());
-  const std::string_view key = std::string_view{name}.substr(std::string_view{"aten::"}.size());
-  const auto* entry =
-      std::lower_bound(kDtypeRefusalsOf.begin(), kDtypeRefusalsOf.end(), key,
-                       [](const DtypeRefusalOf& one, std::string_view other) { return one.op < other; });
-  if (entry == kDtypeRefusalsOf.end() || entry->op != key) {
+  const std::vector<Refusal>* refusals = refusalsOf(name.substr(std::string_view{"aten::"}.size()));
+  if (refusals == nullptr) {
     return;
   }
   bool has_empty = hasTensor(results, isEmpty);
@@ -110,8 +170,10 @@ void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, Ar
     has_empty = has_empty || isEmpty(tensor);
     has_dimensions = has_dimensions && (tensor.dim() > 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number());
   });
-  for (; !has_empty && entry != kDtypeRefusalsOf.end() && entry->op == key; ++entry) {
-    const DtypeRefusal& row = kDtypeRefusals[entry->refusal];
+  if (has_empty) {
+    return;
+  }
+  for (const Refusal& row : *refusals) {
     const auto dtype = chosenBy(row.chooses_by, op, arguments);
     if (dtype && ((row.dtypes >> static_cast<unsigned>(*dtype)) & 1U) != 0 && (has_dimensions || !row.has_dimensions)) {
       TORCHEXT_THROW(RefusedOnCudaError,

@@ -3,9 +3,9 @@
 // NOTE [Dtypes that CUDA kernels refuse]
 //
 // Meta kernels accept every dtype, and CPU kernels accept other dtypes than CUDA kernels: `addmm` of integers,
-// `softmax` of uint16. The dtypes of CUDA kernels are compiled into PyTorch's CUDA library, so refused_dtypes_table.h
-// is a table of facts. `make dtype-facts` runs every call in `op_db`, and variants of it, with each dtype on PyTorch's
-// own CUDA host code, under a driver that does nothing.
+// `softmax` of uint16. The dtypes of CUDA kernels are compiled into PyTorch's CUDA library, so they are facts in a file
+// that is read at the first use, torchext/share/torchext/refused_dtypes.tsv. `make dtype-facts` runs every call in
+// `op_db`, and variants of it, with each dtype on PyTorch's own CUDA host code, under a driver that does nothing.
 //
 //   * A row applies to an operator if every such call with the dtype was refused, regardless of the other arguments,
 //     and if all arguments of one refused call had the dtype. Many kernels return early if there are no elements, so
