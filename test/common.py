@@ -34,6 +34,7 @@ __all__ = [
     "gradients",
     "has_same_bits",
     "in_fake_mode",
+    "in_forked_process",
     "kept_threads",
     "memory_in_use",
     "some",
@@ -61,6 +62,18 @@ def kept_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def in_forked_process(run: Callable[[], None]) -> int:
+    """Return the exit status of a forked process that calls `run`: 0, or 1 if that raises an error."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def memory_in_use() -> int:

@@ -152,8 +152,13 @@ void FakeCall::run() {
   const bool writes = has_fake_ && writesForeach(op_) && !kernelForSeveralDevices(op_, arguments());
   const IValue written = writes ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
   const bool may_be_cached = has_fake_ || isFakeMode();
-  if (!may_be_cached || readsKnownValues() || !tryCached(key)) {
-    carryOut(decide(), &key);
+  try {
+    if (!may_be_cached || readsKnownValues() || !tryCached(key)) {
+      carryOut(decide(), &key);
+    }
+  } catch (const c10::Error&) {
+    forgetValues(written);  // the real operator writes the tensors before the one that it refuses
+    throw;
   }
   if (!written.isNone()) {
     countVersions(written.toTensorVector());
@@ -399,6 +404,9 @@ void FakeCall::liftConstant() {
     return;
   }
   Tensor fake = fakeLike(constant);
+  if (isPlain(constant)) {
+    fake.storage().unsafeGetStorageImpl()->set_resizable(constant.storage().resizable());  // not that of an array
+  }
   if (!isRecording() && isPlain(constant)) {
     shareBytes(fake, constant);
   }

@@ -605,6 +605,23 @@ def test_tensor_is_unknown_after_a_write_that_is_refused_for_its_values() -> Non
             counts.sum().item()
 
 
+def test_tensors_are_unknown_after_a_foreach_call_that_raises() -> None:
+    with fake_mode():
+        floats, integers = torch.ones(3), torch.ones(3, dtype=torch.int32)
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            torch._foreach_add_([floats, integers], 0.5)  # the real call has written the first tensor
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            floats.sum().item()
+
+
+def test_memory_of_arrays_does_not_grow() -> None:
+    with fake_mode():
+        shared = torch.from_numpy(np.ones(3, dtype=np.float32))
+        with pytest.raises(RuntimeError, match="Trying to resize storage that is not resizable"):
+            shared.resize_(4)
+        assert shared.resize_(2).tolist() == [1.0, 1.0]
+
+
 def test_positions_are_not_checked_on_fake_gpus() -> None:
     with fake_mode(gpu="H100-80GB"):  # a kernel would end the program with an assertion, at any later call
         assert torch.rand(7, device="cuda")[torch.tensor([9], device="cuda")].shape == (1,)

@@ -7,6 +7,8 @@ import os
 import torch
 import torch.distributed as dist
 from common import assert_same_tensor, has_same_bits
+from fuzz import fakes
+from fuzz.fakes import partners
 from fuzz.machine import DEVICE, Machine, Step, change, on_device
 from fuzz.states import restored_settings
 from torch import Tensor
@@ -66,12 +68,6 @@ def restore(states: list[Tensor]) -> None:
 def assert_states(expected: list[Tensor]) -> None:
     for found, wanted in zip(generator_states(), expected, strict=True):
         assert torch.equal(found, wanted), "a generator stands elsewhere"
-
-
-def partners(tensors: list[Tensor]) -> list[list[int]]:
-    """Return, for each tensor, the positions of those that share its storage."""
-    storages = [t.untyped_storage()._cdata for t in tensors]
-    return [[place for place, other in enumerate(storages) if other == storage] for storage in storages]
 
 
 def materialize_all(machine: Machine, order: int) -> list[int]:
@@ -185,7 +181,7 @@ def error_of(machine: Machine, program: list[Step], skipped: list[int], place: i
     return None
 
 
-CHECKS = {"defer exactly": check, "raise as eagerly": check_refusal}
+CHECKS = {"defer exactly": check, "raise as eagerly": check_refusal, **(fakes.CHECKS if DEVICE.type == "cpu" else {})}
 
 
 #

@@ -1,9 +1,11 @@
 """Random programs: what they construct deferred, materialized in any order, equals what they construct eagerly.
 
-They read real tensors that are changed before anything is materialized, show memory in other dtypes, write `out=`
-arguments, run backward passes, use threads, change global state, call operators with wrong dtypes and shapes, and call
-collectives. A step that raises eagerly must raise deferred, immediately or when it is materialized; no other step may
-raise.
+Fakes have the metadata, errors and known values of real tensors, on the CPU and on two fake GPUs: `fuzz/fakes.py`.
+
+The programs read real tensors that are changed before anything is materialized, show memory in other dtypes, write
+`out=` arguments, run backward passes, use threads, change global state, call operators with wrong dtypes and shapes,
+and call collectives. A step that raises eagerly must raise deferred, immediately or when it is materialized; no other
+step may raise.
 
 Hypothesis writes some hundred programs, always the same, and shrinks those that fail. `make fuzz PROGRAMS=1000000`
 writes more and different ones, with a generator that is 10x faster, and prints the failing ones with as few steps as

@@ -88,6 +88,7 @@ void FakeTensorImpl::resizeLike(TensorImpl& fake, const TensorImpl& source, std:
   TORCH_INTERNAL_ASSERT(is_freed || isHeldBy(nbytes, source), "a tensor of shape ", source.sizes(), " and strides ",
                         source.strides(), " does not fit into ", nbytes, " bytes");
   if (nbytes != storage.nbytes()) {
+    TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");  // `resize_bytes_cpu()`
     resizeFakeStorage(storage, nbytes);
   }
   copyGeometry(fake, source);

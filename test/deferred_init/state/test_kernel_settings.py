@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import assert_same_tensor, build_both
+from common import assert_same_tensor, build_both, in_forked_process
 from torch import Tensor, nn
 
 from torchext import _C
@@ -287,18 +286,6 @@ def test_transforms_around_a_replay_do_not_count(transform: Callable[..., Any]) 
 
     transform(materialize)(torch.ones(3))
     assert_same_tensor(deferred, eager)
-
-
-def in_forked_process(run: Callable[[], None]) -> int:
-    """Return the exit status of a forked process that calls `run`: 0, or 1 if that raises an error."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 FORKED_EARLY = """
