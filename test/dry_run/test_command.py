@@ -145,6 +145,45 @@ def test_handlers_of_a_stopped_program_find_its_processes(kind: str, fresh_comma
     assert ended.code == 0
 
 
+STARTS_PYTHON = '''
+import multiprocessing, subprocess, sys
+import torch
+CHILD = """
+import torch
+loaded = torch.load("weight.pt")
+model = torch.nn.Linear(500, 500).cuda()
+model(loaded).sum().backward()
+torch.save(model.state_dict(), "trained.pt")
+print(torch.cuda.get_device_name(), torch.cuda.device_count(), loaded.device)
+"""
+def work(queue):
+    queue.put(torch.ones(3, device="cuda").device.type)
+if __name__ == "__main__":
+    torch.save(torch.randn(500, 500, device="cuda"), "weight.pt")
+    print(subprocess.run([sys.executable, "-c", CHILD], check=True, capture_output=True, text=True).stdout)
+    assert torch.load("trained.pt")["weight"].shape == (500, 500)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    print("spawned:", queue.get())
+    process.join()
+    print(list(torch.utils.data.DataLoader(range(4), num_workers=1, multiprocessing_context="spawn")))
+'''
+
+
+@pytest.mark.ci
+def test_python_processes_of_the_program_have_the_same_gpus(fresh_command: Command) -> None:
+    ended = fresh_command(STARTS_PYTHON, "--to-end", "--gpu=L4", "--world-size=2")
+    assert "NVIDIA L4 2 cuda:0" in ended.out
+    assert "spawned: cuda" in ended.out
+    assert "[tensor([0]), tensor([1]), tensor([2]), tensor([3])]" in ended.out, "workers of loaders compute with data"
+    assert re.search(
+        r"A process that the program started needed \d+\.\d MiB of cuda:0, which is not counted", ended.out
+    )
+    assert ended.code == 0
+
+
 # Modules that take long to import, and that PyTorch imports only for programs that need them.
 HEAVY = [
     *("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.onnx"),

@@ -19,6 +19,7 @@ from .. import _C
 from ..tools.calls import running_in
 from ..tools.dispatch_keys import without_our_keys
 from .current import while_world_is_open
+from .environment import not_announced
 
 __all__: list[str] = []
 
@@ -67,7 +68,7 @@ def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(self)
             finally:
                 self.num_workers, self.prefetch_factor = workers, prefetch
-        with without_our_keys():
+        with without_our_keys(), not_announced():
             return original(self)
 
     return _get_iterator

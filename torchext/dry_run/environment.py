@@ -1,14 +1,19 @@
-"""The environment that torchrun gives to each process of a job."""
+"""The environment that torchrun gives to each process of a job, and the job that a rank gives to its processes."""
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .current import Job
 
-__all__ = ["torchrun_environment"]
+__all__ = ["JOB", "announce", "not_announced", "torchrun_environment"]
+
+JOB = "TORCHEXT_DRY_RUN_JOB"
 
 
 @contextmanager
@@ -48,3 +53,19 @@ def _variables(job: Job) -> dict[str, str]:
     }
     names = {"ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "torchext-dry-run"}
     return names | {name: str(number) for name, number in numbers.items()}
+
+
+def announce(*arguments: Any, **keywords: Any) -> None:
+    """Let Python processes that start from now on enter `world()` with these arguments."""
+    os.environ[JOB] = base64.b64encode(pickle.dumps((arguments, keywords))).decode()
+
+
+@contextmanager
+def not_announced() -> Iterator[None]:
+    """Let processes that start in the block compute with real tensors."""
+    job = os.environ.pop(JOB, None)
+    try:
+        yield
+    finally:
+        if job is not None:
+            os.environ[JOB] = job

@@ -34,7 +34,7 @@ from .ending import TICK, ChildProcess, Patience, raising_on_signals
 from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
 from .launch_lines import Launch
 from .protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing, Received, Sent, mismatch
-from .rank_report import HOST, Goal, RankReport
+from .rank_report import HOST, NOTES, Goal, RankReport
 from .reports import verdict
 
 if TYPE_CHECKING:  # imports PyTorch
@@ -328,6 +328,7 @@ class _Rank:
             text = _about_end(self._number, code)
             goal = self._job.goal
             report = RankReport(self._number, goal.unit, goal.count, error=text, error_summary=text)
+        report.remarks += map(_remark_on, sorted(Path(self._files.folder).glob(f"{NOTES}*")))
         report.files = [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in changes_in(self._files)]
         return report
 
@@ -431,6 +432,13 @@ def child_command(options: argparse.Namespace, folder: str, module: str, task: P
     """Return the command that runs a module of this package in a process that changes no files outside of `folder`."""
     guard = [] if options.unguarded else [sys.executable, GUARD, folder]
     return [*guard, sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
+
+
+def _remark_on(note: Path) -> str:
+    """Return the remark on the memory of a process that the program has started."""
+    command, peaks = pickle.loads(note.read_bytes())
+    used = ", ".join(f"{peak / 2**20:,.1f} MiB of cuda:{i}" for i, peak in peaks.items() if peak)
+    return f"A process that the program started needed {used}, which is not counted: {shlex.join(command[1:])[:80]}"
 
 
 def environment_for(files: Overlay, variables: dict[str, str]) -> dict[str, str]:

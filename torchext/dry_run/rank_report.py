@@ -10,13 +10,16 @@ from ..memory.categories import PINNED
 if TYPE_CHECKING:  # imports PyTorch, and only advice has findings
     from ..memory.remedies import Findings
 
-__all__ = ["DEFAULT_VALUES", "FORWARD", "HOST", "STEP", "Goal", "RankReport"]
+__all__ = ["DEFAULT_VALUES", "FORWARD", "HOST", "NOTES", "STEP", "Goal", "RankReport"]
 
 STEP = "step"
 FORWARD = "forward pass"
 
 DEFAULT_VALUES = "assume,masks=all,routing=balanced"
 """The default policy for reads of values that do not exist, of `world()` and of the command line."""
+
+NOTES = "note-of-process-"
+"""The first part of the names of files in which processes that a program starts note their memory."""
 
 # Host memory, pageable and pinned, which reports show last.
 HOST = {"cpu": 1, PINNED: 2}

@@ -23,6 +23,7 @@ from ..memory.remedies import Remedy
 from ..memory.states import summed
 from ..tools.source_text import code_at
 from .collectives import peers_of, summarize_phases
+from .environment import announce
 from .files.refusals import about_refusal
 from .messages import Messages
 from .progress import Finished, Progress
@@ -76,20 +77,12 @@ def run_rank(
     report = RankReport(rank, goal.unit, goal.count)
     start = time.perf_counter()
     with ExitStack() as block:
-        job = world(
-            size,
-            rank,
-            gpu,
-            per_node,
-            backend=None,
-            trace=traces_lines,
-            set_device=False,
-            values=values,
-            is_launched=is_launched,
-        )
+        keywords = {"values": values, "is_launched": is_launched}
+        job = world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, **keywords)
         job.messages = messages
         block.enter_context(job)
         block.enter_context(carry_blocks_to_threads())
+        announce(size, rank, gpu, per_node, **keywords)
         memory = block.enter_context(track_memory(trace=traces_lines))
         progress = Progress(goal, counts_flops, job, is_quiet=is_quiet)
         block.callback(progress.close)

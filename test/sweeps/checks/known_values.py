@@ -24,6 +24,8 @@ HOSTILE: tuple[OnTensor, ...] = (lambda tensor: tensor + 100, lambda tensor: -te
 # PyTorch's Python operator has no CPU kernel that could be tried out.
 NO_KERNEL = {"nn.functional.linear_cross_entropy.chunked", "nn.functional.linear_cross_entropy.chunked_none"}
 
+LACKS_VALUES = "lacks values"
+
 COMPARED = LOOSE_PROPERTIES | {"storage_offset"}
 
 
@@ -101,7 +103,7 @@ def error_of(visit: Visit, on_integers: OnTensor, on_others: OnTensor) -> str | 
             torch.set_num_threads(1)  # otherwise the first thread that finds an error raises it
             arguments.call(visit.op)
     except DataDependentError:
-        return None
+        return LACKS_VALUES
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -123,4 +125,4 @@ def errors_about_known_integers_are_those_of_the_real_run(visit: Visit) -> None:
         for _ in range(2):
             with fake_mode():
                 found = error_of(visit, lambda tensor, change=change: fake_like(change(tensor)), without_values)
-            assert found == wanted
+            assert found in (wanted, LACKS_VALUES)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 
 from .changes import PLACEHOLDER, Change, changes_in, keep_files
+from .imports import when_imported
 from .installing import install
 from .overlay import Overlay, active
 from .processes import FILES, STARTUP, child_environment
@@ -29,6 +30,7 @@ __all__ = [
     "child_environment",
     "install",
     "keep_files",
+    "when_imported",
 ]
 
 # The program that starts another one under guard. Uses `os`, because importing `pathlib` here may be too early.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -20,6 +22,13 @@ def _start(folder: str) -> None:
     sys.modules[NAME] = module
     spec.loader.exec_module(module)
     module.install(folder)
+    if "TORCHEXT_DRY_RUN_JOB" in os.environ:
+        module.when_imported("torch", lambda torch: _enter_job())
+
+
+def _enter_job() -> None:
+    with contextlib.suppress(ImportError):  # in an environment without torchext
+        importlib.import_module("torchext.dry_run.started").enter()
 
 
 def _run_next() -> None:
