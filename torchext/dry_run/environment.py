@@ -14,6 +14,7 @@ from .current import Job
 __all__ = ["JOB", "announce", "not_announced", "torchrun_environment"]
 
 JOB = "TORCHEXT_DRY_RUN_JOB"
+ENTERS = "torchext.dry_run.started"  # the module whose `enter()` such processes call
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def _variables(job: Job) -> dict[str, str]:
 
 def announce(*arguments: Any, **keywords: Any) -> None:
     """Let Python processes that start from now on enter `world()` with these arguments."""
-    os.environ[JOB] = base64.b64encode(pickle.dumps((arguments, keywords))).decode()
+    os.environ[JOB] = f"{ENTERS} {base64.b64encode(pickle.dumps((arguments, keywords))).decode()}"
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def run_rank(
     report = RankReport(rank, goal.unit, goal.count)
     start = time.perf_counter()
     with ExitStack() as block:
-        keywords = {"values": values, "is_launched": is_launched}
+        keywords: dict[str, Any] = {"values": values, "is_launched": is_launched}
         job = world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, **keywords)
         job.messages = messages
         block.enter_context(job)

@@ -31,7 +31,7 @@ def enter() -> None:
     """Enter the announced job for the rest of this process, and note the peaks of its GPUs at the end."""
     if WITHOUT_TENSORS in " ".join(sys.orig_argv):
         return
-    arguments, keywords = pickle.loads(base64.b64decode(os.environ[JOB]))
+    arguments, keywords = pickle.loads(base64.b64decode(os.environ[JOB].partition(" ")[2]))
     blocks = ExitStack()
     blocks.enter_context(world(*arguments, backend=None, set_device=False, **keywords))
     blocks.enter_context(carry_blocks_to_threads())

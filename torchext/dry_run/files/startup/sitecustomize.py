@@ -11,6 +11,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "torchext_dry_run_files"
+JOB = "TORCHEXT_DRY_RUN_JOB"  # a module and its data: see `announce()` in environment.py
 
 
 def _start(folder: str) -> None:
@@ -22,13 +23,13 @@ def _start(folder: str) -> None:
     sys.modules[NAME] = module
     spec.loader.exec_module(module)
     module.install(folder)
-    if "TORCHEXT_DRY_RUN_JOB" in os.environ:
+    if JOB in os.environ:
         module.when_imported("torch", lambda torch: _enter_job())
 
 
 def _enter_job() -> None:
     with contextlib.suppress(ImportError):  # in an environment without torchext
-        importlib.import_module("torchext.dry_run.started").enter()
+        importlib.import_module(os.environ[JOB].partition(" ")[0]).enter()
 
 
 def _run_next() -> None:
