@@ -11,8 +11,9 @@ import sys
 
 # Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. The
 # last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
-# ends of programs in dry runs (78,520 before), and the functions of CUDA builds (78,950 before).
-BUDGET = 79_500
+# ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), and processes that a
+# program starts (79,500 before).
+BUDGET = 79_600
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 
