@@ -3,10 +3,12 @@
 #include <cstdlib>
 #include <string_view>
 
+#include <c10/util/Exception.h>
 #include <torch/version.h>
 
 #include "fake/parts.h"
 #include "memory/memory_counter.h"
+#include "support/allocation_limit.h"
 #include "support/locks.h"
 #include "support/take_key.h"
 #include "torch_internals/self_tests.h"
@@ -23,11 +25,21 @@ namespace {
   return true;
 }();
 
+// For the tests of this package, as in torch_internals/self_tests.cpp.
+bool isBroken(std::string_view what) noexcept {
+  const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");
+  return broken != nullptr && broken == what;
+}
+
 }  // namespace
 
 void setUp() {
   static const bool done = [] {
     runSelfTests();
+    TORCH_CHECK(
+        testAllocationLimit(isBroken("allocation_limit")),
+        "torchext needs a CPU allocator of PyTorch that reports memory before it has an owner, but that of torch ",
+        TORCH_VERSION, " does not. Use a release that this torchext supports, or a newer torchext.");
     surviveForks();
     return true;
   }();
@@ -35,9 +47,7 @@ void setUp() {
 }
 
 const char* builtForTorch() noexcept {
-  // For the tests of this package, as in torch_internals/self_tests.cpp.
-  const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");
-  return broken != nullptr && std::string_view{broken} == "library" ? "2.0.1" : TORCH_VERSION;
+  return isBroken("library") ? "2.0.1" : TORCH_VERSION;
 }
 
 }  // namespace torchext

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
 #include <iterator>
 #include <utility>
 
@@ -284,7 +285,11 @@ void DeviceMemory::keepWorkspace(WorkspaceKey key, std::size_t bytes, const Allo
 }
 
 void DeviceMemory::free(Allocation* allocation) noexcept {
-  auto stack = stackToRecord(HistoryStacks::kOfAll);
+  std::shared_ptr<const StackTrace> stack;
+  try {
+    stack = stackToRecord(HistoryStacks::kOfAll);
+  } catch (const std::exception&) {  // a destructor calls this function, so a free is recorded without a stack
+  }
   const Locked lock{LockRank::kDeviceMemory};
   stack_ = std::move(stack);
   freeLocked(allocation);

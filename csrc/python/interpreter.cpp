@@ -70,6 +70,11 @@ pybind11::object stolen(Object* object) {
   return pybind11::reinterpret_steal<pybind11::object>(reinterpret_cast<PyObject*>(object));
 }
 
+// Names of files may contain bytes that are not UTF-8, which Python represents by lone surrogates.
+std::string textOf(const pybind11::handle& text) {
+  return stolen(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace")).cast<std::string>();
+}
+
 class Python final : public Interpreter {
  public:
   void withoutLock(c10::function_ref<void()> run) const override {
@@ -97,8 +102,7 @@ class Python final : public Interpreter {
   std::string sourceLineHere() const override {
     const pybind11::gil_scoped_acquire gil;
     PyObject* function = provided(Provided::kCurrentLine);
-    return function == nullptr ? std::string{}
-                               : pybind11::reinterpret_borrow<pybind11::function>(function)().cast<std::string>();
+    return function == nullptr ? std::string{} : textOf(pybind11::reinterpret_borrow<pybind11::function>(function)());
   }
 
   std::vector<StackFrame> stackHere() const override {
@@ -108,8 +112,7 @@ class Python final : public Interpreter {
     while (frame) {
       auto* const here = reinterpret_cast<PyFrameObject*>(frame.ptr());
       const auto code = stolen(PyFrame_GetCode(here));
-      frames.push_back({code.attr("co_name").cast<std::string>(), code.attr("co_filename").cast<std::string>(),
-                        PyFrame_GetLineNumber(here)});
+      frames.push_back({textOf(code.attr("co_name")), textOf(code.attr("co_filename")), PyFrame_GetLineNumber(here)});
       frame = stolen(PyFrame_GetBack(here));
     }
     return frames;

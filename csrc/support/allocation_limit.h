@@ -15,6 +15,8 @@ namespace torchext {
 //
 // The limit is installed in place of a profiler, because the allocator reports to profilers only. The user's profiler
 // does not observe this thread in the meantime: it would mistake the installed object for its own state.
+//
+// That relies on the order of statements in PyTorch's allocator, see `testAllocationLimit()`.
 class AllocationLimit {
  public:
   explicit AllocationLimit(std::size_t max_bytes);
@@ -24,5 +26,9 @@ class AllocationLimit {
   std::shared_ptr<c10::DebugInfoBase> reporter_;
   c10::DebugInfoGuard guard_;
 };
+
+// Returns true if PyTorch's CPU allocator reports memory before it has an owner: otherwise a reporter that frees it and
+// raises would free it twice. `is_broken`: for tests.
+bool testAllocationLimit(bool is_broken);
 
 }  // namespace torchext

@@ -213,6 +213,16 @@ class TestMemory:
             with pytest.raises(torch.OutOfMemoryError, match="256.00 MiB allowed"):
                 torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
 
+    def test_history_names_files_that_are_not_utf8(self) -> None:
+        with fake_mode(gpu=True):
+            torch.cuda.memory._record_memory_history(context="all")
+            names = {"x": torch.ones(3, device="cuda")}
+            exec(compile("y = x * 2\ndel x, y", "caf\udce9.py", "exec"), names)
+            [trace] = torch.cuda.memory._snapshot()["device_traces"]
+            torch.cuda.memory._record_memory_history(enabled=None)
+        freed = [entry["frames"] for entry in trace if entry["action"] == "free_completed"]
+        assert [frames[0]["filename"] for frames in freed] == ["caf\\udce9.py"] * 2
+
     def test_has_a_history(self) -> None:
         with fake_mode(gpu=True):
             torch.cuda.memory._record_memory_history()

@@ -622,6 +622,13 @@ def test_memory_of_arrays_does_not_grow() -> None:
         assert shared.resize_(2).tolist() == [1.0, 1.0]
 
 
+def test_expanded_tensor_of_more_bytes_than_64_bits_count_is_unknown() -> None:
+    with fake_mode():
+        total = torch.ones(1).expand(2**62).sum()  # 2**64 bytes, which would take years to add
+        with pytest.raises(DataDependentError, match=UNKNOWN):
+            total.item()
+
+
 def test_positions_are_not_checked_on_fake_gpus() -> None:
     with fake_mode(gpu="H100-80GB"):  # a kernel would end the program with an assertion, at any later call
         assert torch.rand(7, device="cuda")[torch.tensor([9], device="cuda")].shape == (1,)

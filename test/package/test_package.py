@@ -192,6 +192,18 @@ except ImportError as error:
         assert f"torchext cannot be imported: torchext needs `{piece}` of csrc/torch_internals" in message
         assert f"self-test fails with this PyTorch (built for {_C.built_for_torch}" in message
 
+    def test_allocator_that_owns_memory_before_it_reports_it_is_an_import_error(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "allocation_limit")
+        code = """
+try:
+    import torchext
+except ImportError as error:
+    print(error)
+"""
+        assert "needs a CPU allocator of PyTorch that reports memory before it has an owner" in run_python(code)
+
     @pytest.mark.parametrize("accepts", ["0", "1"])
     def test_torch_newer_than_verified_is_an_import_error_unless_accepted(
         self, accepts: str, monkeypatch: pytest.MonkeyPatch

@@ -32,9 +32,13 @@ std::shared_ptr<const ResultRecipe> MetadataCache::find(const CallKey& key, Want
 
 void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRecipe> recipe) {
   Entries forgotten;  // freed after unlocking: freeing a kernel written in Python acquires the GIL
+  Entries added;      // copied before locking: up to 32 MiB
+  if (recipe != nullptr && key.words().size() <= kMaxWords) {
+    added.push_front({{key.words().begin(), key.words().end()}, key.hash(), std::move(recipe)});
+  }
   const Locked lock{LockRank::kMetadataCache};
   ++info_.misses;
-  if (recipe == nullptr || key.words().size() > kMaxWords) {
+  if (added.empty()) {
     ++info_.uncacheable;
     return;
   }
@@ -42,7 +46,7 @@ void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRec
   if (index_.count(view) != 0) {
     return;  // another thread has added it
   }
-  entries_.push_front({{key.words().begin(), key.words().end()}, view.hash, std::move(recipe)});
+  entries_.splice(entries_.begin(), added);
   index_.emplace(View{entries_.front().words, view.hash}, entries_.begin());
   num_words_ += key.words().size();
   while (isTooLarge()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <typeinfo>
 #include <utility>
 
 #include <ATen/core/enum_tag.h>
@@ -9,6 +10,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../calls/errors.h"
 #include "../calls/op_traits.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
@@ -29,6 +31,20 @@ c10::intrusive_ptr<c10::TensorImpl> formOf(const Tensor& tensor) {
   auto form = c10::make_intrusive<c10::TensorImpl>(keys | (tensor.key_set() & kLazyBits), tensor.dtype(), c10::kMeta);
   form->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   return form;
+}
+
+// Throws a copy of `error`, because its catcher may add context to it, on any thread. Unknown types are thrown as
+// c10::Error.
+template <typename First, typename... Others>
+[[noreturn]] void throwCopyOf(const c10::Error& error) {
+  if (typeid(error) == typeid(First)) {
+    throw First{static_cast<const First&>(error)};
+  }
+  if constexpr (sizeof...(Others) == 0) {
+    throw c10::Error{error};
+  } else {
+    throwCopyOf<Others...>(error);
+  }
 }
 
 }  // namespace
@@ -275,7 +291,12 @@ void ResultRecipe::resize(Arguments arguments) const {
 
 Results ResultRecipe::make(Arguments arguments) const {
   if (refusal_) {
-    std::rethrow_exception(refusal_);
+    try {
+      std::rethrow_exception(refusal_);
+    } catch (const c10::Error& error) {
+      throwCopyOf<c10::IndexError, c10::ValueError, c10::TypeError, c10::NotImplementedError, c10::LinAlgError,
+                  RefusedOnCudaError>(error);
+    }
   }
   resize(arguments);
   const RecipeMaker maker{arguments, *this};

@@ -1,8 +1,10 @@
 #include "refused_dtypes.h"
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -18,7 +20,6 @@
 #include <c10/util/irange.h>
 
 #include "../../support/data_files.h"
-#include "../../support/locks.h"
 #include "../../support/stack_utils.h"
 #include "../../torch_internals/torch_compat.h"
 #include "../calls/errors.h"
@@ -88,13 +89,17 @@ Table readTable() {
 
 // Returns the refusals of an operator, named without `aten::`, or null. Reads the file at the first call.
 const std::vector<Refusal>* refusalsOf(const std::string& op) {
-  static const Table* table = nullptr;
-  const Locked lock{LockRank::kRefusals};
+  // Leaked: threads may run operators until the process ends. Several may read the file; the first one keeps its table.
+  static std::atomic<const Table*> table = nullptr;
   if (table == nullptr) {
-    table = new Table{readTable()};  // leaked: threads may run operators until the process ends
+    auto read = std::make_unique<const Table>(readTable());
+    const Table* none = nullptr;
+    if (table.compare_exchange_strong(none, read.get())) {
+      static_cast<void>(read.release());
+    }
   }
-  const auto found = table->find(op);
-  return found == table->end() ? nullptr : &found->second;
+  const auto found = table.load()->find(op);
+  return found == table.load()->end() ? nullptr : &found->second;
 }
 
 std::optional<ScalarType> promoted(const OperatorHandle& op, ArrayRef<IValue> arguments, bool with_scalars) {

@@ -188,14 +188,20 @@ std::size_t limitFor(const Tensor& tensor) noexcept {
   return has_large ? kMaxRoutedBytes : kMaxKnownBytes;
 }
 
+// Symbolic sizes, of other modes, raise an error when they are read.
+bool hasNumbers(const Tensor& tensor) noexcept {
+  return tensor.has_storage() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+         !tensor.storage().unsafeGetStorageImpl()->sym_nbytes().is_heap_allocated();
+}
+
 bool hasSmallStorage(const Tensor& tensor) noexcept {
-  return tensor.has_storage() && tensor.storage().nbytes() <= limitFor(tensor);
+  return hasNumbers(tensor) && tensor.storage().nbytes() <= limitFor(tensor);
 }
 
 bool holdsAtMost(const Tensor& tensor, std::size_t limit) noexcept {
-  // An expanded tensor has more elements than its storage.
-  return tensor.has_storage() && tensor.storage().nbytes() <= limit &&
-         static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() <= limit &&
+  // An expanded tensor has more elements than its storage. Its bytes may exceed 64 bits.
+  return hasNumbers(tensor) && tensor.storage().nbytes() <= limit &&
+         static_cast<std::size_t>(tensor.numel()) <= limit / tensor.itemsize() &&
          (tensor.layout() != c10::kStrided || holdsItsElements(tensor));
 }
 
