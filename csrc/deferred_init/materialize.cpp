@@ -79,7 +79,8 @@ void checkFits(const Storage& fake, const Storage& real) {
 
 // Makes the tensors of `pending` real with `real`, which holds their recorded value.
 void becomeRealWith(const Pending& pending, const Storage& real, bool retain) {
-  const auto retained = retain ? std::make_shared<Retained>(pending.fake, residentsOf(pending.fake)) : nullptr;
+  const std::vector<Tensor> residents = retain ? residentsOf(pending.fake) : std::vector<Tensor>{};
+  const auto retained = retain ? std::make_shared<Retained>(pending.fake, residents) : nullptr;
   Storage current = pending.fake;
   if (pending.move.isNeeded()) {
     current = becomeRealElsewhere(pending.fake, real, pending.move, pending.tensors);
@@ -87,7 +88,7 @@ void becomeRealWith(const Pending& pending, const Storage& real, bool retain) {
     becomeReal(pending.fake, real);
   }
   if (retained != nullptr) {
-    Retained::attach(retained, current);
+    Retained::attach(retained, current, residents);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
+#include "../fake/storage/fake_storage_residents.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../support/locks.h"
 #include "replay/replay.h"
@@ -22,12 +23,6 @@ FakeTensorImpl* fakeTensorImpl(const Tensor& tensor) {
   return dynamic_cast<FakeTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-// Returns what the tensor has retained, which it may no longer show.
-std::shared_ptr<Retained> retainedBy(const Tensor& tensor) {
-  const FakeTensorImpl* impl = fakeTensorImpl(tensor);
-  return impl == nullptr ? nullptr : std::dynamic_pointer_cast<Retained>(impl->retained());
-}
-
 std::uint32_t versionOf(const Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
 }
@@ -37,28 +32,27 @@ std::uint32_t versionOf(const Tensor& tensor) {
 Retained::Retained(const Storage& recorded, const std::vector<Tensor>& tensors)
     : value_{valueOf(recorded)}, nbytes_{recorded.nbytes()}, current_{recorded.getWeakStorageImpl()} {
   for (const Tensor& tensor : tensors) {
-    holders_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>{tensor.getIntrusivePtr()}, Geometry::of(tensor)});
+    holders_.push_back({tensor.unsafeGetTensorImpl(), Geometry::of(tensor)});
   }
 }
 
-Retained::~Retained() = default;
-
-void Retained::attach(const std::shared_ptr<Retained>& retained, const Storage& current) {
+void Retained::attach(const std::shared_ptr<Retained>& retained,
+                      const Storage& current,
+                      const std::vector<Tensor>& tensors) {
   if (retained->current_.lock().get() != current.unsafeGetStorageImpl()) {
     retained->recorded_.emplace(retained->current_.lock());
     retained->current_ = current.getWeakStorageImpl();
   }
-  for (Holder& holder : retained->holders_) {
-    if (auto impl = holder.tensor.lock()) {
-      const Tensor tensor{std::move(impl)};
-      holder.version = versionOf(tensor);
-      fakeTensorImpl(tensor)->setRetained(retained);
-    }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    retained->holders_[i].version = versionOf(tensors[i]);
+    fakeTensorImpl(tensors[i])->setRetained(retained);
+    addToList(retained->tensors_, *fakeTensorImpl(tensors[i]));
   }
 }
 
 std::shared_ptr<Retained> Retained::of(const Tensor& tensor) {
-  auto retained = retainedBy(tensor);
+  const FakeTensorImpl* impl = fakeTensorImpl(tensor);
+  auto retained = impl == nullptr ? nullptr : std::dynamic_pointer_cast<Retained>(impl->retained());
   const bool is_current =
       retained != nullptr && retained->current_.lock().get() == tensor.storage().unsafeGetStorageImpl();
   return is_current ? retained : nullptr;
@@ -66,12 +60,10 @@ std::shared_ptr<Retained> Retained::of(const Tensor& tensor) {
 
 std::vector<Retained::Found> Retained::tensors() const {
   std::vector<Found> found;
-  for (const Holder& holder : holders_) {
-    if (auto impl = holder.tensor.lock()) {
-      Tensor tensor{std::move(impl)};
-      if (of(tensor).get() == this) {
-        found.push_back({std::move(tensor), &holder});
-      }
+  for (const Tensor& tensor : tensorsOn(tensors_)) {
+    const auto is_its = [&tensor](const Holder& holder) { return holder.tensor == tensor.unsafeGetTensorImpl(); };
+    if (of(tensor).get() == this) {
+      found.push_back({tensor, &*std::find_if(holders_.begin(), holders_.end(), is_its)});
     }
   }
   return found;
@@ -112,6 +104,7 @@ void Retained::deferAgain() const {
   const Storage fake = stays ? current : recorded_.value_or(makeFakeStorage(nbytes_, current.device()));
   std::vector<Tensor> in_place;
   for (const Found& one : found) {
+    removeResident(*fakeTensorImpl(one.tensor));
     fakeTensorImpl(one.tensor)->setRetained(nullptr);
     // An autograd graph that saved changed values must not use the recorded ones instead.
     if (!one.tensor.is_inference() && versionOf(one.tensor) != one.holder->version) {
@@ -128,49 +121,6 @@ void Retained::deferAgain() const {
     becomeFakeAgain(current, nbytes_, in_place);
   }
   setValue(fake, value_);
-}
-
-void Retained::forgetTensor(const c10::TensorImpl& tensor) {
-  const Locked lock{LockRank::kReplay};
-  for (Holder& holder : holders_) {
-    if (holder.tensor._unsafe_get_target() == &tensor) {
-      holder.tensor.reset();
-    }
-  }
-}
-
-void Retained::unlink(const c10::TensorImpl* tensor) {
-  for (Holder& holder : holders_) {
-    if (holder.tensor._unsafe_get_target() == tensor) {
-      holder.tensor.reset();
-      holder.unlinked = tensor;
-    }
-  }
-}
-
-void Retained::link(c10::TensorImpl* tensor) {
-  for (Holder& holder : holders_) {
-    if (holder.unlinked == tensor) {
-      using Reference = c10::intrusive_ptr<c10::TensorImpl>;
-      holder.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>{Reference::unsafe_reclaim_from_nonowning(tensor)};
-      holder.unlinked = nullptr;
-    }
-  }
-}
-
-UnlinkedTensors::UnlinkedTensors(at::ArrayRef<Tensor> tensors) {
-  for (const Tensor& tensor : tensors) {
-    if (const auto retained = retainedBy(tensor)) {
-      retained->unlink(tensor.unsafeGetTensorImpl());
-      unlinked_.emplace_back(retained, tensor.unsafeGetTensorImpl());
-    }
-  }
-}
-
-UnlinkedTensors::~UnlinkedTensors() {
-  for (const auto& [retained, tensor] : unlinked_) {
-    retained->link(tensor);
-  }
 }
 
 void Retained::moveTo(const Storage& fake, const Found& found) const {

@@ -3,14 +3,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <torchext/macros.h>
 
-#include "../support/leases.h"
+#include "../fake/storage/fake_storage.h"
 #include "graph/op_graph.h"
 
 namespace torchext {
@@ -32,10 +31,12 @@ class Retained final : public Provenance {
   // `tensors` show `recorded`, a fake storage with a recorded value that is about to become real.
   Retained(const c10::Storage& recorded, const std::vector<at::Tensor>& tensors);
   C10_DISABLE_COPY_AND_ASSIGN(Retained);
-  ~Retained() override;
+  ~Retained() override = default;
 
   // Attaches `retained` to its tensors, which have become real on `current`.
-  static void attach(const std::shared_ptr<Retained>& retained, const c10::Storage& current);
+  static void attach(const std::shared_ptr<Retained>& retained,
+                     const c10::Storage& current,
+                     const std::vector<at::Tensor>& tensors);
 
   // Returns the retained recording of `tensor`. Null if it has none, or has been given other data.
   static std::shared_ptr<Retained> of(const at::Tensor& tensor);
@@ -53,20 +54,12 @@ class Retained final : public Provenance {
   // Frees the memory and defers the tensors.
   void deferAgain() const;
 
-  // Drops a tensor, which has been given other data. Takes `LockRank::kReplay`.
-  void forgetTensor(const c10::TensorImpl& tensor) override;
-
-  // Drops the weak reference to a tensor, and makes it again. The caller holds `LockRank::kReplay`.
-  void unlink(const c10::TensorImpl* tensor);
-  void link(c10::TensorImpl* tensor);
-
  private:
   struct Holder {
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    const c10::TensorImpl* tensor;
     Geometry recorded;
     // The version when it became real. Meaningless for inference tensors, which have no version.
     std::uint32_t version = 0;
-    const c10::TensorImpl* unlinked = nullptr;
   };
 
   struct Found {
@@ -88,19 +81,9 @@ class Retained final : public Provenance {
   // The fake storage, if the tensors have left it.
   std::optional<c10::Storage> recorded_;
   std::vector<Holder> holders_;
-  const LeaseHold lease_{leaseOfRetained()};
-};
-
-// While it lives, recordings have no weak references to `tensors`: `torch.utils.swap_tensors()` raises if there are
-// any. Holds no reference to them itself, so the caller keeps them alive. The caller holds `LockRank::kReplay`.
-class TORCHEXT_API UnlinkedTensors {
- public:
-  explicit UnlinkedTensors(at::ArrayRef<at::Tensor> tensors);
-  C10_DISABLE_COPY_AND_ASSIGN(UnlinkedTensors);
-  ~UnlinkedTensors();
-
- private:
-  std::vector<std::pair<std::shared_ptr<Retained>, c10::TensorImpl*>> unlinked_;
+  // The first of these tensors: fake_storage_residents.h. Not a weak reference, which `torch.utils.swap_tensors()`
+  // refuses.
+  FakeTensorImpl* tensors_ = nullptr;
 };
 
 // A value and the geometry of a tensor that shows it.

@@ -53,15 +53,6 @@ void materializeTensors(const Tensors& placed,
   raisingOwnClass([&] { materialize(placed, others, {{device, dtype}, retain, report}); });
 }
 
-// Calls `swap`, which is `torch._C._swap_tensor_impl()`, while recordings do not refer to the tensors.
-void swapTensors(const pybind11::function& swap, const pybind11::object& one, const pybind11::object& other) {
-  const pybind11::gil_scoped_release no_gil;  // another thread may hold the lock and wait for the interpreter
-  const Locked lock{LockRank::kReplay};
-  const pybind11::gil_scoped_acquire gil;
-  const UnlinkedTensors guard{Tensors{pybind11::cast<at::Tensor>(one), pybind11::cast<at::Tensor>(other)}};
-  swap(one, other);
-}
-
 // Returns the fakes in `container`, and in the dictionaries, lists and tuples in it, if no other fake storage is alive
 // and no block that makes fakes is open. Otherwise returns None: fakes may be anywhere, for example in custom objects.
 // Runs no Python code.
@@ -218,7 +209,6 @@ void bindDeferredInit(pybind11::module_& module) {
              pybind11::arg("on_done") = pybind11::none());
   bind(module, "defer_again", [](const Tensors& tensors) { raisingOwnClass([&] { deferAgain(tensors); }); });
   bind(module, "is_retained", isRetained);
-  module.def("swap_tensors", torch::wrap_pybind_function(swapTensors));
   bind(module, "evaluate", evaluateTensor);
   pybind11::class_<RecycledMemory, std::shared_ptr<RecycledMemory>>(module, "RecycledMemory")
       .def(pybind11::init(&RecycledMemory::make), pybind11::arg("slack"))

@@ -142,7 +142,6 @@ void bindLeases(pybind11::module_& module) {
       .def("is_active", &Lease::isActive)
       .def("set_active", &setActive);
   module.attr("lease_of_fakes") = pybind11::cast(&leaseOfFakes(), pybind11::return_value_policy::reference);
-  module.attr("lease_of_retained") = pybind11::cast(&leaseOfRetained(), pybind11::return_value_policy::reference);
   module.attr("lease_of_marks") = pybind11::cast(&leaseOfMarks(), pybind11::return_value_policy::reference);
   module.attr("lease_of_regions") = pybind11::cast(&leaseOfRegions(), pybind11::return_value_policy::reference);
   module.def("offer_switch", &offerSwitch);

@@ -24,11 +24,6 @@ Lease& leaseOfFakes() noexcept {
   return lease;
 }
 
-Lease& leaseOfRetained() noexcept {
-  static Lease lease;
-  return lease;
-}
-
 Lease& leaseOfMarks() noexcept {
   static Lease lease;
   return lease;

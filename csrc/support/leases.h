@@ -74,9 +74,6 @@ class LeaseHold {
 // Held by the blocks in which tensors are fake or deferred, and by every fake storage.
 TORCHEXT_API Lease& leaseOfFakes() noexcept;
 
-// Held by recordings that real tensors have retained.
-TORCHEXT_API Lease& leaseOfRetained() noexcept;
-
 // Held by the marks of tensors, and by threads on which a block demands the key of marked tensors.
 TORCHEXT_API Lease& leaseOfMarks() noexcept;
 

@@ -32,7 +32,6 @@ from .initial_weights import check_init
 from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
 from .plans import PlannedOperation, ReplayPlan, plan
 from .recording import Recording
-from .retained import while_retained
 from .summaries import Summary, summary
 
 __all__ = [
@@ -308,10 +307,7 @@ class _Tensors(NamedTuple):
         is_logged = logger.isEnabledFor(logging.INFO)
         total = _count_bytes(self.placed + others) if progress or is_logged else 0
         began = time.perf_counter()
-        with (
-            progress_bar(total) if progress else nullcontext() as step,
-            while_retained.hold() if retain_graph else nullcontext(),
-        ):
+        with progress_bar(total) if progress else nullcontext() as step:
             _C.materialize(self.placed, others, _device(device), dtype, retain_graph, step)
         if is_logged:
             logger.info("Materialized %s in %.3f s.", readable(total), time.perf_counter() - began)

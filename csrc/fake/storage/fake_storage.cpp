@@ -349,25 +349,46 @@ std::shared_ptr<Provenance> replaceProvenance(const Storage& storage,
   return context->provenance;
 }
 
-std::vector<at::Tensor> residentsOf(const Storage& storage) {
+// Call it under the locks that `withReferences()` takes.
+std::vector<at::Tensor> collect(FakeTensorImpl* first) {
   std::vector<at::Tensor> tensors;
-  // A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of c10), for
-  // which PyTorch takes the interpreter's lock. Threads that hold that lock may wait for ours.
+  for (FakeTensorImpl* impl = first; impl != nullptr; impl = impl->next_resident_) {
+    // A tensor that is being freed on another thread stays on the list until that thread has the lock, but can no
+    // longer be referenced.
+    auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
+    if (auto resident = reference.lock()) {
+      tensors.emplace_back(std::move(resident));
+    }
+    reference.release();  // NOLINT(bugprone-unused-return-value): it was not ours
+  }
+  return tensors;
+}
+
+namespace {
+
+// A reference to a tensor that only Python holds is a reference to its object (`try_incref_pyobject()` of c10), for
+// which PyTorch takes the interpreter's lock. Threads that hold that lock may wait for ours.
+template <typename First>
+std::vector<at::Tensor> collectFrom(const First& first) {
+  std::vector<at::Tensor> tensors;
   interpreter().withLock([&] {
     const Locked lock{LockRank::kStorages};
-    const FakeStorageContext* context = contextOf(storage);
-    for (FakeTensorImpl* impl = context == nullptr ? nullptr : context->residents; impl != nullptr;
-         impl = impl->next_resident_) {
-      // A tensor that is being freed on another thread stays on the list until that thread has the lock, but can no
-      // longer be referenced.
-      auto reference = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl);
-      if (auto resident = reference.lock()) {
-        tensors.emplace_back(std::move(resident));
-      }
-      reference.release();  // NOLINT(bugprone-unused-return-value): it was not ours
-    }
+    tensors = collect(first());
   });
   return tensors;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> residentsOf(const Storage& storage) {
+  return collectFrom([&] {
+    const FakeStorageContext* context = contextOf(storage);
+    return context == nullptr ? nullptr : context->residents;
+  });
+}
+
+std::vector<at::Tensor> tensorsOn(FakeTensorImpl* const& first) {
+  return collectFrom([&first] { return first; });
 }
 
 void becomeReal(const Storage& fake, const Storage& real) {
@@ -433,14 +454,14 @@ void addResident(const Storage& storage, FakeTensorImpl& impl) {
   if (context == nullptr) {
     return;
   }
-  impl.next_resident_ = context->residents;
-  impl.link_ = &context->residents;
-  if (impl.next_resident_ != nullptr) {
-    impl.next_resident_->link_ = &impl.next_resident_;
-  }
-  context->residents = &impl;
+  impl.linkTo(context->residents);
   impl.addKeys(context->keys);
   impl.may_have_provenance_.store(context->provenance != nullptr, std::memory_order_relaxed);
+}
+
+void addToList(FakeTensorImpl*& first, FakeTensorImpl& impl) {
+  const Locked lock{LockRank::kStorages};
+  impl.linkTo(first);
 }
 
 void removeResident(FakeTensorImpl& impl) noexcept {

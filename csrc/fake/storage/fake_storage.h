@@ -34,9 +34,6 @@ class Provenance {
   Provenance() = default;
   C10_DISABLE_COPY_AND_ASSIGN(Provenance);
   virtual ~Provenance() = default;
-
-  // Called on `FakeTensorImpl::retained()` when its tensor is given other data (`.data =`).
-  virtual void forgetTensor(const c10::TensorImpl& /*tensor*/) {}
 };
 
 // Makes a storage of `nbytes` bytes on `device` that has no memory.

@@ -115,9 +115,6 @@ void FakeTensorImpl::leaveStorage() noexcept {
 }
 
 void FakeTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& source) {
-  if (const auto retained = retained_) {
-    retained->forgetTensor(*this);
-  }
   leaveStorage();
   TensorImpl::shallow_copy_from(source);
   addResident(storage_, *this);

@@ -73,12 +73,13 @@ class FakeTensorImpl final : public c10::TensorImpl {
 
  private:
   friend void addResident(const c10::Storage& storage, FakeTensorImpl& impl);
+  friend void addToList(FakeTensorImpl*& first, FakeTensorImpl& impl);
   friend void removeResident(FakeTensorImpl& impl) noexcept;
   friend void setProvenance(const c10::Storage& storage,
                             std::shared_ptr<Provenance> provenance,
                             c10::DispatchKeySet keys);
   friend bool mayHaveProvenance(const at::TensorBase& fake) noexcept;
-  friend std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
+  friend std::vector<at::Tensor> collect(FakeTensorImpl* first);
   friend void becomeReal(const c10::Storage& fake, const c10::Storage& real);
   friend void becomeFakeAgain(const c10::Storage& real, std::size_t nbytes, at::ArrayRef<at::Tensor> tensors);
 
@@ -96,12 +97,21 @@ class FakeTensorImpl final : public c10::TensorImpl {
   // Drops everything that depends on the storage.
   void leaveStorage() noexcept;
 
+  void linkTo(FakeTensorImpl*& first) noexcept {
+    next_resident_ = first;
+    link_ = &first;
+    if (next_resident_ != nullptr) {
+      next_resident_->link_ = &next_resident_;
+    }
+    first = this;
+  }
+
   void unlink() noexcept {
     next_resident_ = nullptr;
     link_ = nullptr;
   }
 
-  // The next tensor on the same storage, and the pointer that points to this tensor. Both are null if it is on no list.
+  // The next tensor on the same list, and the pointer that points to this tensor. Both are null if it is on no list.
   // `link_` is also read without the lock of storages: if it is null, the tensor was removed from its list, or never
   // added to one.
   FakeTensorImpl* next_resident_ = nullptr;
