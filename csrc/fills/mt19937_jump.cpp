@@ -152,7 +152,8 @@ std::shared_ptr<const Polynomial> withReversedWords(Polynomial p) {
 // t^exponent with the bits of each word reversed, cached: a model repeats its layers, so distances repeat.
 std::shared_ptr<const Polynomial> reversedPower(std::uint64_t exponent) {
   constexpr std::size_t kMaxRemembered = 64;
-  static std::map<std::uint64_t, std::shared_ptr<const Polynomial>> remembered;
+  // Leaked: threads may draw until the process ends.
+  static auto& remembered = *new std::map<std::uint64_t, std::shared_ptr<const Polynomial>>;
   const Locked lock{LockRank::kJumps};
   if (const auto found = remembered.find(exponent); found != remembered.end()) {
     return found->second;
@@ -170,7 +171,7 @@ constexpr std::uint64_t kJumpPaysFrom = 1024;  // blocks
 // The polynomial for a jump over kJumpPaysFrom * 2^index blocks, as above. Each follows from the square of the one
 // before, which takes less than a tenth of the time of another power.
 std::shared_ptr<const Polynomial> reversedStep(std::size_t index) {
-  static std::vector<std::shared_ptr<const Polynomial>> remembered;
+  static auto& remembered = *new std::vector<std::shared_ptr<const Polynomial>>;  // leaked, as above
   static Polynomial last;
   const Locked lock{LockRank::kJumps};
   while (remembered.size() <= index) {

@@ -128,6 +128,8 @@ int kindOfValues(const std::vector<at::Tensor>& tensors) {
 }
 
 void assumeValueOfKind(const at::Tensor& fake, const at::Tensor& value, int kind) {
+  TORCH_CHECK_VALUE(0 < kind && kind <= static_cast<int>(kAllKinds), "assume_value(): ", kind,
+                    " is not a kind of values.");
   assumeValue(fake, value, static_cast<ValueKind>(kind));
 }
 

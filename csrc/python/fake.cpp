@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -118,13 +119,17 @@ auto describedGpu() {
                     gpu.l2_cache};
 }
 
-// A description lives as long as the process, so its address identifies it.
-std::uintptr_t numberOfGpu() {
-  return reinterpret_cast<std::uintptr_t>(&fakeGpu());
+constexpr const char* kGpuCapsule = "torchext.GpuDescription";
+
+// A description lives as long as the process.
+pybind11::capsule capsuleOfGpu() {
+  return pybind11::capsule{&fakeGpu(), kGpuCapsule};
 }
 
-void describeAgain(std::uintptr_t number) {
-  describeFakeGpu(*reinterpret_cast<const GpuDescription*>(number));  // NOLINT(performance-no-int-to-ptr)
+void describeAgain(const pybind11::capsule& gpu) {
+  const bool is_gpu = gpu.name() != nullptr && std::string_view{gpu.name()} == kGpuCapsule;
+  TORCH_CHECK_TYPE(is_gpu, "describe_fake_gpu_again(): expected a result of fake_gpu_capsule().");
+  describeFakeGpu(*gpu.get_pointer<const GpuDescription>());
 }
 
 // Dispatches operators that Python calls through the `Fake` key again.
@@ -209,7 +214,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "set_fake_cuda_initialized", setFakeCudaInitialized);
   bind(module, "largest_fake_cuda_devices", []() -> std::int64_t { return largestFakeCudaDeviceCount(); });
   bind(module, "describe_fake_gpu", describe);
-  bind(module, "describe_fake_gpu_again", describeAgain);
+  module.def("describe_fake_gpu_again", torch::wrap_pybind_function(describeAgain));
   bind(module, "default_fake_cuda_generator",
        [](std::int64_t device) { return defaultFakeCudaGenerator(static_cast<c10::DeviceIndex>(device)); });
   bind(module, "current_fake_stream",
@@ -221,7 +226,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "count_work_on_fake_stream", countWork);
   bind(module, "work_on_fake_stream", workOn);
   bind(module, "fake_gpu", describedGpu);
-  bind(module, "fake_gpu_number", numberOfGpu);
+  module.def("fake_gpu_capsule", torch::wrap_pybind_function(capsuleOfGpu));
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);

@@ -226,13 +226,13 @@ def _latest_devices() -> Iterator[None]:
     if _C.fake_cuda_devices():
         yield
         return
-    with same_devices(_C.largest_fake_cuda_devices(), _C.fake_gpu_number()):
+    with same_devices(_C.largest_fake_cuda_devices(), _C.fake_gpu_capsule()):
         yield
 
 
 @contextmanager
-def same_devices(count: int, gpu: int) -> Iterator[None]:
-    """Give this thread the fake devices of another: their number, and the number of their description."""
+def same_devices(count: int, gpu: object) -> Iterator[None]:
+    """Give this thread the fake devices of another: their number, and their description (`_C.fake_gpu_capsule()`)."""
     with _block(count, None):
         if count:
             _C.describe_fake_gpu_again(gpu)
