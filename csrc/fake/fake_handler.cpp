@@ -327,7 +327,7 @@ void FakeCall::inspectTensor(const Tensor& tensor) {
     has_value_ = has_value_ || hasValue(tensor);
     return;
   }
-  has_real_ = has_real_ || isIntegers(tensor);
+  has_real_ = has_real_ || mayBeChecked(tensor);
   if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
   }
@@ -538,7 +538,7 @@ void FakeCall::refuseValues(c10::ArrayRef<IValue> results) const {
   }
   try {
     refuseKnownValues(op_, arguments(), [](const Tensor& tensor) { return valueOf(tensor); });
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {
     forgetAll(writtenBy(op_, arguments()));  // the real kernel has written a part
     throw;
   }

@@ -32,9 +32,9 @@ bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
   if (num_fakes == tensors.size()) {
     return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* fake) { return needsHandler(*fake); });
   }
+  // Stale keys are dropped by the handler.
   return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
-    return isFake(*tensor) ? needsHandler(*tensor)
-                           : tensor->key_set().has(DispatchKey::Fake) || isIntegers(*tensor);  // dropStaleKeys()
+    return isFake(*tensor) ? needsHandler(*tensor) : tensor->key_set().has(DispatchKey::Fake) || mayBeChecked(*tensor);
   });
 }
 
@@ -64,8 +64,8 @@ bool canBeAliased(const Tensor& self) {
   return isPlainFake(self) && !needsHandler(self);
 }
 
-bool isIntegers(const Tensor& tensor) {
-  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) &&
+bool mayBeChecked(const Tensor& tensor) {
+  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) &&
          !tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 

@@ -20,43 +20,27 @@ namespace torchext {
 
 namespace {
 
-// Returns a field of /proc/self/stat after the name, which may contain spaces. The state is number 3, as in its manual.
-unsigned long fieldOfProcess(int number) {
+// Returns true if this process was forked and has not started another program since then, or if this cannot be read.
+bool isForked() {
+  constexpr unsigned long kForkedNoExec = 0x40;  // PF_FORKNOEXEC of Linux
   std::ifstream file{"/proc/self/stat"};
   const std::string fields{std::istreambuf_iterator<char>{file}, {}};
-  std::istringstream rest{fields.substr(fields.rfind(')') + 1)};
-  std::string skipped;
-  for (int i = 3; i < number; ++i) {
-    rest >> skipped;
+  std::istringstream after_name{fields.substr(fields.rfind(')') + 1)};  // the name may contain spaces
+  std::string field;
+  for (int i = 0; i < 6; ++i) {  // state, parent, group, session, terminal, its group
+    after_name >> field;
   }
-  unsigned long value = 0;
-  rest >> value;
-  return value;
-}
-
-// Returns true if this process was forked and has not started another program since then.
-bool isForked() {
-  constexpr int kFlags = 9;
-  constexpr unsigned long kForkedNoExec = 0x40;  // PF_FORKNOEXEC of Linux
-  return (fieldOfProcess(kFlags) & kForkedNoExec) != 0;
-}
-
-const bool was_forked_before = isForked();
-
-bool hasOtherThreads() {
-  constexpr int kThreads = 20;
-  return fieldOfProcess(kThreads) > 1;
+  unsigned long flags = kForkedNoExec;
+  return !(after_name >> flags) || (flags & kForkedNoExec) != 0;
 }
 
 void endPool() {
   constexpr int kKeepSettings = 1;  // omp_pause_soft
-  if (!was_forked_before || hasOtherThreads()) {
-    omp_pause_resource_all(kKeepSettings);
-  }
+  omp_pause_resource_all(kKeepSettings);
 }
 
 [[maybe_unused]] const bool ends_pools =
-    omp_pause_resource_all != nullptr && pthread_atfork(&endPool, nullptr, nullptr) == 0;
+    omp_pause_resource_all != nullptr && !isForked() && pthread_atfork(&endPool, nullptr, nullptr) == 0;
 
 }  // namespace
 

@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def _run_child(task: Path, answer: Path) -> None:
 
     def leave_and_exit(report: RankReport) -> None:
         leave(report)
-        sys.stdout.flush()
+        _flush()
         os._exit(0)
 
     arguments = pickle.loads(task.read_bytes())
@@ -43,7 +44,7 @@ def _run_child(task: Path, answer: Path) -> None:
 
     def end(report: RankReport, is_stopped: bool) -> None:
         leave(report)  # handlers of the program may end the process
-        sys.stdout.flush()
+        _flush()
         if is_stopped or report.error or report.out_of_memory or not waits_for_threads:
             _limit_the_end()
         if not is_stopped:
@@ -52,6 +53,12 @@ def _run_child(task: Path, answer: Path) -> None:
 
     arguments |= {"messages": messages, "on_unstoppable": leave_and_exit, "on_end": end}
     run_rank(arguments.pop("program"), **arguments)
+
+
+def _flush() -> None:
+    for file in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # the program may have closed or removed it
+            file.flush()
 
 
 def _join_threads() -> None:
@@ -69,7 +76,7 @@ def _threads() -> list[threading.Thread]:
 
 
 def _limit_the_end() -> None:
-    """End the process after some seconds: what runs beside a program that was stopped or has failed may never end."""
+    """End the process after some seconds: threads and handlers of a stopped or failed program may never end."""
 
     def leave() -> None:
         _print(f"ended the program's threads and `atexit` handlers after {PATIENCE:.0f} s")
@@ -91,6 +98,5 @@ def _print(text: str) -> None:
 
 if __name__ == "__main__":
     _run_child(Path(sys.argv[1]), Path(sys.argv[2]))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(0)  # threads of the interrupted program may wait forever

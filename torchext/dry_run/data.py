@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch.utils.data import dataloader, dataset
+from torch.utils.data._utils import worker
 
 from .. import _C
 from ..tools.calls import running_in
 from ..tools.dispatch_keys import without_our_keys
 from .current import while_world_is_open
-from .environment import not_announced
 
 __all__: list[str] = []
 
@@ -34,6 +34,7 @@ def _install() -> None:
     patch(base, "__next__", _reading_real_data, "computes with the values of indices and data")
     patch(base, "_next_index", running_in(without_our_keys), "computes with the values of indices")
     patch(dataloader.DataLoader, "_get_iterator", _in_this_process, "starts workers, which inherit the fake mode")
+    patch(worker, "_worker_loop", running_in(without_our_keys), "computes with data, in a process of its own")
     patch(dataset, "random_split", running_in(without_our_keys), "reads a permutation")
 
 
@@ -68,7 +69,7 @@ def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(self)
             finally:
                 self.num_workers, self.prefetch_factor = workers, prefetch
-        with without_our_keys(), not_announced():
+        with without_our_keys():
             return original(self)
 
     return _get_iterator

@@ -11,7 +11,7 @@ from typing import Any
 
 from .current import Job
 
-__all__ = ["JOB", "announce", "not_announced", "torchrun_environment"]
+__all__ = ["JOB", "announce", "torchrun_environment"]
 
 JOB = "TORCHEXT_DRY_RUN_JOB"
 ENTERS = "torchext.dry_run.started"  # the module whose `enter()` such processes call
@@ -59,14 +59,3 @@ def _variables(job: Job) -> dict[str, str]:
 def announce(*arguments: Any, **keywords: Any) -> None:
     """Let Python processes that start from now on enter `world()` with these arguments."""
     os.environ[JOB] = f"{ENTERS} {base64.b64encode(pickle.dumps((arguments, keywords))).decode()}"
-
-
-@contextmanager
-def not_announced() -> Iterator[None]:
-    """Let processes that start in the block compute with real tensors."""
-    job = os.environ.pop(JOB, None)
-    try:
-        yield
-    finally:
-        if job is not None:
-            os.environ[JOB] = job

@@ -328,7 +328,8 @@ class _Rank:
             text = _about_end(self._number, code)
             goal = self._job.goal
             report = RankReport(self._number, goal.unit, goal.count, error=text, error_summary=text)
-        report.remarks += map(_remark_on, sorted(Path(self._files.folder).glob(f"{NOTES}*")))
+        notes = sorted(Path(self._files.folder).glob(f"{NOTES}*[0-9]"))
+        report.remarks += dict.fromkeys(map(_remark_on, notes))
         report.files = [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in changes_in(self._files)]
         return report
 
@@ -438,7 +439,8 @@ def _remark_on(note: Path) -> str:
     """Return the remark on the memory of a process that the program has started."""
     command, peaks = pickle.loads(note.read_bytes())
     used = ", ".join(f"{peak / 2**20:,.1f} MiB of cuda:{i}" for i, peak in peaks.items() if peak)
-    return f"A process that the program started needed {used}, which is not counted: {shlex.join(command[1:])[:80]}"
+    line = " ".join(shlex.join(command[1:]).split())
+    return f"A process that the program started needed {used}, which is not counted: {line[:80]}"
 
 
 def environment_for(files: Overlay, variables: dict[str, str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ Known: TypeAlias = tuple[bytes, bytes | None]
 
 Description: TypeAlias = tuple[int, str, Known | None]
 
+MOST_RANGES = 256  # each is written separately; more of them become unknown
 MOST_BYTES = 1 << 20  # larger storages keep no values: csrc/fake/values/known_bytes.h
 
 
@@ -36,7 +37,8 @@ def _known(storage: torch.UntypedStorage) -> Known | None:
     if (known := _C.known_value(all_bytes)) is not None:
         return bytes(known.tolist()), None
     parts = _C.known_parts(all_bytes)
-    return None if parts is None else (bytes(parts[0].tolist()), bytes(parts[1].tolist()))
+    known = None if parts is None else (bytes(parts[0].tolist()), bytes(parts[1].tolist()))
+    return None if known is None or len(_ranges(known[1])) > MOST_RANGES else known
 
 
 def storage_from(nbytes: int, device: str, known: Known | None) -> torch.UntypedStorage:

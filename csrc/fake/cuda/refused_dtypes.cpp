@@ -77,7 +77,7 @@ Table readTable() {
     for (std::string& one : cell) {
       std::getline(cells, one, '\t');
     }
-    if (line.front() != '#') {
+    if (!line.empty() && line.front() != '#') {
       const Refusal refusal{cell[0], numberOf(cell[1]), cell[2] == "yes", bitsOf(cell[3])};
       for (std::string op; cells >> op;) {
         table[op].push_back(refusal);

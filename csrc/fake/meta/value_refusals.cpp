@@ -9,6 +9,7 @@
 #include <c10/util/irange.h>
 
 #include "../../support/allocation_limit.h"
+#include "../../support/operator_table.h"
 #include "../cache/call_key.h"
 #include "trials.h"
 #include "trust.h"
@@ -20,8 +21,37 @@ namespace {
 // The largest result that a trial allocates.
 constexpr std::size_t kMostCheckedBytes = std::size_t{1} << 22U;
 
+// The kernels of these operators read at the positions or lengths that they are given.
+const OperatorSet trustsIntegers{"read memory at positions that they do not check",
+                                 {"aten::_ctc_loss", "aten::ctc_loss", "aten::segment_reduce"}};
+
 bool isInteger(const Tensor& tensor) {
-  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+}
+
+// `segment_reduce()` checks its lengths, except with `unsafe`.
+bool checksLengths(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int unsafe = findArgument(op.schema(), "unsafe");
+  return unsafe >= 0 && !arguments[static_cast<std::size_t>(unsafe)].toBool();
+}
+
+// Returns true for an operator whose kernel may check values, unless a trial with values could be slow or unsafe.
+bool mayCheckValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (trustOf(op) != Trust::kNothing || (trustsIntegers(op) && !checksLengths(op, arguments))) {
+    return false;
+  }
+  bool are_all_integers = true;
+  bool is_possible = true;
+  for (const auto i : c10::irange(arguments.size())) {
+    const bool is_written = isWritten(op.schema().arguments()[i]);
+    forEachTensor(arguments[i], [&](const Tensor& tensor) {
+      are_all_integers = are_all_integers && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+      // Stand-ins of written tensors take memory that the limit of allocations does not count.
+      is_possible = is_possible && tensor.is_cpu() && (!is_written || tensor.nbytes() <= kMostCheckedBytes);
+    });
+  }
+  // Elementwise operators only check divisors, and only those of integers. Products of integers do not check values.
+  return is_possible && (are_all_integers ? countElements(arguments, {}) <= kCheap : !op.hasTag(at::Tag::pointwise));
 }
 
 std::size_t hashOf(const Tensor& value) {
@@ -35,8 +65,7 @@ struct CheckedValues {
 
   bool are_some_known = false;
   bool are_all_known = true;
-  bool are_all_integers = true;  // whether the call has no other tensors
-  std::size_t hash = 0;          // of the known ones
+  std::size_t hash = 0;  // of the known ones
 };
 
 CheckedValues::CheckedValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of) {
@@ -46,7 +75,6 @@ CheckedValues::CheckedValues(const OperatorHandle& op, ArrayRef<IValue> argument
       continue;
     }
     forEachTensor(arguments[i], [&](const Tensor& tensor) {
-      are_all_integers = are_all_integers && isInteger(tensor);
       if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() && (isInteger(tensor) || is_random)) {
         const Tensor value = value_of(tensor);
         are_some_known = are_some_known || value.defined();
@@ -57,15 +85,6 @@ CheckedValues::CheckedValues(const OperatorHandle& op, ArrayRef<IValue> argument
   }
 }
 
-bool mayRefuse(const OperatorHandle& op, ArrayRef<IValue> arguments, const CheckedValues& values) {
-  if (!values.are_some_known || trustOf(op) != Trust::kNothing ||
-      hasTensor(arguments, [](const Tensor& tensor) { return !tensor.is_cpu(); })) {
-    return false;
-  }
-  // Elementwise operators only check divisors, and only those of integers. Products of integers do not check values.
-  return values.are_all_integers ? countElements(arguments, {}) <= kCheap : !op.hasTag(at::Tag::pointwise);
-}
-
 bool passesWithOtherValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const TensorMapper unknown = [](const Tensor& /*tensor*/) { return Tensor{}; };
   return expectsValues(op) || passes(op, arguments, {Fill::kIdentity, Dtypes::kKept, {}, std::nullopt, &unknown});
@@ -74,9 +93,12 @@ bool passesWithOtherValues(const OperatorHandle& op, ArrayRef<IValue> arguments)
 }  // namespace
 
 void refuseKnownValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of) {
+  if (!mayCheckValues(op, arguments)) {
+    return;
+  }
   const Trial trial;
   const CheckedValues values{op, arguments, value_of};
-  if (!mayRefuse(op, arguments, values) || !canBeTriedOut(op, arguments, values.are_all_known)) {
+  if (!values.are_some_known || !canBeTriedOut(op, arguments, values.are_all_known)) {
     return;
   }
   const CallKey key{op, arguments.vec()};

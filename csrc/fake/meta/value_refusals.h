@@ -6,9 +6,11 @@
 // tensors] have no values, and their outcomes are remembered for all values. So a call that reads known integers is
 // tried out with these values as well, once for each set of values:
 //
-//   * The error counts if the same call passes with other values, and if it occurs with all fills of unknown arguments.
+//   * The error is raised if the same call passes with other values, and if it occurs with all fills of unknown
+//   tensors.
 //   * Random operators check floating-point values too, so those count for them.
-//   * A trial ends without a decision when its kernel allocates a large result, or if the kernel trusts its integers.
+//   * A trial ends without a decision when its kernel allocates a large result. Calls that write a large tensor, and
+//     kernels that trust their integers, are not tried out.
 //   * CUDA kernels do not raise such errors. Their assertions end the program later.
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,8 +1,10 @@
-"""Python runs this module at startup if its folder is on the path. It keeps the files of a dry run apart."""
+"""Python runs this module at startup if its folder is on the path.
+
+It keeps the files of a dry run apart, and lets the process enter the job when it has imported PyTorch.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -28,8 +30,9 @@ def _start(folder: str) -> None:
 
 
 def _enter_job() -> None:
-    with contextlib.suppress(ImportError):  # in an environment without torchext
-        importlib.import_module(os.environ[JOB].partition(" ")[0]).enter()
+    name = os.environ[JOB].partition(" ")[0]
+    if importlib.util.find_spec(name.partition(".")[0]) is not None:  # not in an environment without torchext
+        importlib.import_module(name).enter()
 
 
 def _run_next() -> None:
