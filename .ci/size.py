@@ -13,7 +13,7 @@ import sys
 # last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
 # ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), and processes that a
 # program starts (79,500 before).
-BUDGET = 79_600
+BUDGET = 79_650
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

@@ -34,7 +34,7 @@ def _install() -> None:
     patch(base, "__next__", _reading_real_data, "computes with the values of indices and data")
     patch(base, "_next_index", running_in(without_our_keys), "computes with the values of indices")
     patch(dataloader.DataLoader, "_get_iterator", _in_this_process, "starts workers, which inherit the fake mode")
-    patch(worker, "_worker_loop", running_in(without_our_keys), "computes with data, in a process of its own")
+    patch(worker, "_worker_loop", running_in(without_our_keys), "computes with data in another process")
     patch(dataset, "random_split", running_in(without_our_keys), "reads a permutation")
 
 

@@ -36,9 +36,10 @@ def _known(storage: torch.UntypedStorage) -> Known | None:
     all_bytes = _C.bytes_of_storage(storage)
     if (known := _C.known_value(all_bytes)) is not None:
         return bytes(known.tolist()), None
-    parts = _C.known_parts(all_bytes)
-    known = None if parts is None else (bytes(parts[0].tolist()), bytes(parts[1].tolist()))
-    return None if known is None or len(_ranges(known[1])) > MOST_RANGES else known
+    if (parts := _C.known_parts(all_bytes)) is None:
+        return None
+    values, mask = (bytes(part.tolist()) for part in parts)
+    return (values, mask) if len(_ranges(mask)) <= MOST_RANGES else None
 
 
 def storage_from(nbytes: int, device: str, known: Known | None) -> torch.UntypedStorage:
