@@ -21,8 +21,11 @@ Call = Callable[[Arguments], Any]
 # Values that kernels refuse as positions, lengths, pivots or divisors.
 HOSTILE: tuple[OnTensor, ...] = (lambda tensor: tensor + 100, lambda tensor: -tensor - 100, torch.zeros_like)
 
-# PyTorch's Python operator has no CPU kernel that could be tried out.
-NO_KERNEL = {"nn.functional.linear_cross_entropy.chunked", "nn.functional.linear_cross_entropy.chunked_none"}
+# PyTorch's Python operator has no CPU kernel that could be tried out, and another kernel reads memory at any position.
+NOT_TRIED_OUT = {
+    *("nn.functional.linear_cross_entropy.chunked", "nn.functional.linear_cross_entropy.chunked_none"),
+    "nn.functional.ctc_loss",
+}
 
 LACKS_VALUES = "lacks values"
 
@@ -113,10 +116,12 @@ def without_values(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-@check(samples=(2, 6, None), dtypes=(torch.float32,), concerns=lambda op: full_name(op) not in NO_KERNEL)
+@check(samples=(2, 6, None), dtypes=(torch.float32,), concerns=lambda op: full_name(op) not in NOT_TRIED_OUT)
 def errors_about_known_integers_are_those_of_the_real_run(visit: Visit) -> None:
     tensors = visit.arguments().tensors
     if not visit.is_strided or not any(map(is_integral, tensors)) or all(map(is_integral, tensors)):
+        return
+    if visit.sample.kwargs.get("unsafe"):  # `segment_reduce()` does not check its lengths then
         return
     for change in HOSTILE:
         wanted = error_of(visit, change, torch.clone)
