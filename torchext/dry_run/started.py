@@ -37,7 +37,8 @@ def enter() -> None:
     (size, rank, *arguments), keywords = pickle.loads(base64.b64decode(os.environ[JOB].partition(" ")[2]))
     environment = dict(os.environ)
     with suppress(KeyError, ValueError):
-        size, rank = int(environment["WORLD_SIZE"]), int(environment["RANK"])
+        named = int(environment["WORLD_SIZE"]), int(environment["RANK"])
+        size, rank = named if 0 <= named[1] < named[0] else (size, rank)
     blocks = ExitStack()
     blocks.enter_context(world(size, rank, *arguments, backend=None, set_device=False, **keywords))
     blocks.enter_context(carry_blocks_to_threads())
