@@ -7,6 +7,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pthread.h>
 
 #include "../support/locks.h"
 #include "../torch_internals/autograd.h"
@@ -89,6 +90,18 @@ void observe(bool are_wanted_now) {
     at::disableCallback(handle);
   }
 }
+
+}  // namespace
+
+namespace {
+
+// After a change of the observers each thread rereads their list in its next operator, under a mutex of PyTorch that
+// another thread may hold during a fork. So the thread that forks reads the list first.
+void readObservers() {
+  static_cast<void>(at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION));
+}
+
+[[maybe_unused]] const bool reads_observers_before_forks = pthread_atfork(&readObservers, nullptr, nullptr) == 0;
 
 }  // namespace
 

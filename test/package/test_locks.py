@@ -131,6 +131,30 @@ def test_forks_while_threads_materialize_and_record() -> None:
             thread.join()
 
 
+@pytest.mark.ci
+@pytest.mark.usefixtures("_warm")
+def test_forks_while_threads_begin_to_observe_gradients() -> None:
+    """The mutex is PyTorch's, and other threads hold it for a moment, so one of 300 forks met it."""
+    for _ in range(600):
+        x = torch.ones(3, requires_grad=True)
+        (x * 2).sum().backward()  # ends the observation, because no fake is alive
+        stop = threading.Event()
+
+        def work(stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                materialize_tensor(deferred_init(lambda: torch.randn(200).add_(1)))
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            fork_and(lambda: torch.ones(3) + 1)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return forked.run([sys.executable, "-c", program], timeout=120, env={**os.environ, **environment})
 
