@@ -91,10 +91,6 @@ void observe(bool are_wanted_now) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // After a change of the observers each thread rereads their list in its next operator, under a mutex of PyTorch that
 // another thread may hold during a fork. So the thread that forks reads the list first.
 void readObservers() {

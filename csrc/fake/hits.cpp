@@ -7,6 +7,7 @@
 
 #include "cache/metadata_cache.h"
 #include "calls/recording.h"
+#include "meta/value_refusals.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_storage.h"
 #include "values/assumptions.h"
@@ -62,11 +63,6 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
 
 bool canBeAliased(const Tensor& self) {
   return isPlainFake(self) && !needsHandler(self);
-}
-
-bool mayBeChecked(const Tensor& tensor) {
-  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) &&
-         !tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
 // The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels

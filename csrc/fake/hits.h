@@ -26,9 +26,6 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
 // checked `callsNeedHandler()`.
 bool canBeAliased(const at::Tensor& self);
 
-// Returns true for a tensor whose values kernels may check: NOTE [Errors about known values].
-bool mayBeChecked(const at::Tensor& tensor);
-
 // Counts the memory that the kernel of a call allocates: `scratch`, if any, and its results, which `results` returns.
 template <typename MakeResults>
 void countHit(const c10::OperatorHandle& op, const KernelScratch* scratch, const MakeResults& results) {

@@ -41,14 +41,14 @@ constexpr bool kIsOfRelease = compat::applies("dtypes_of_cuda");
 constexpr std::array<std::string_view, 7> kPromotes{"other", "exponent", "self", "min", "max", "min_val", "max_val"};
 
 // A row of refused_dtypes.tsv.
-struct Refusal {
+struct DtypeRefusal {
   std::string kernel;    // as it calls itself in errors
   int chooses_by;        // the position of an argument, or one of the constants above
   bool has_dimensions;   // whether it holds only if all tensors have dimensions
   std::uint64_t dtypes;  // one bit for each ScalarType
 };
 
-using Table = std::unordered_map<std::string, std::vector<Refusal>>;  // by operator
+using Table = std::unordered_map<std::string, std::vector<DtypeRefusal>>;  // by operator
 
 std::uint64_t bitsOf(const std::string& names) {
   std::uint64_t bits = 0;
@@ -78,7 +78,7 @@ Table readTable() {
       std::getline(cells, one, '\t');
     }
     if (!line.empty() && line.front() != '#') {
-      const Refusal refusal{cell[0], numberOf(cell[1]), cell[2] == "yes", bitsOf(cell[3])};
+      const DtypeRefusal refusal{cell[0], numberOf(cell[1]), cell[2] == "yes", bitsOf(cell[3])};
       for (std::string op; cells >> op;) {
         table[op].push_back(refusal);
       }
@@ -88,7 +88,7 @@ Table readTable() {
 }
 
 // Returns the refusals of an operator, named without `aten::`, or null. Reads the file at the first call.
-const std::vector<Refusal>* refusalsOf(const std::string& op) {
+const std::vector<DtypeRefusal>* refusalsOf(const std::string& op) {
   // Leaked: threads may run operators until the process ends. Several may read the file; the first one keeps its table.
   static std::atomic<const Table*> table = nullptr;
   if (table == nullptr) {
@@ -165,7 +165,7 @@ void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, Ar
     return;
   }
   const std::string name = c10::toString(op.operator_name());
-  const std::vector<Refusal>* refusals = refusalsOf(name.substr(std::string_view{"aten::"}.size()));
+  const std::vector<DtypeRefusal>* refusals = refusalsOf(name.substr(std::string_view{"aten::"}.size()));
   if (refusals == nullptr) {
     return;
   }
@@ -178,7 +178,7 @@ void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, Ar
   if (has_empty) {
     return;
   }
-  for (const Refusal& row : *refusals) {
+  for (const DtypeRefusal& row : *refusals) {
     const auto dtype = chosenBy(row.chooses_by, op, arguments);
     if (dtype && ((row.dtypes >> static_cast<unsigned>(*dtype)) & 1U) != 0 && (has_dimensions || !row.has_dimensions)) {
       TORCHEXT_THROW(RefusedOnCudaError,

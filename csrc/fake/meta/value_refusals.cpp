@@ -25,10 +25,6 @@ constexpr std::size_t kMostCheckedBytes = std::size_t{1} << 22U;
 const OperatorSet trustsIntegers{"read memory at positions that they do not check",
                                  {"aten::_ctc_loss", "aten::ctc_loss", "aten::segment_reduce"}};
 
-bool isInteger(const Tensor& tensor) {
-  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
-}
-
 // `segment_reduce()` checks its lengths, except with `unsafe`.
 bool checksLengths(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const int unsafe = findArgument(op.schema(), "unsafe");
@@ -75,7 +71,7 @@ CheckedValues::CheckedValues(const OperatorHandle& op, ArrayRef<IValue> argument
       continue;
     }
     forEachTensor(arguments[i], [&](const Tensor& tensor) {
-      if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() && (isInteger(tensor) || is_random)) {
+      if (mayBeChecked(tensor) || (is_random && !tensor.unsafeGetTensorImpl()->is_wrapped_number())) {
         const Tensor value = value_of(tensor);
         are_some_known = are_some_known || value.defined();
         are_all_known = are_all_known && value.defined();
@@ -91,6 +87,11 @@ bool passesWithOtherValues(const OperatorHandle& op, ArrayRef<IValue> arguments)
 }
 
 }  // namespace
+
+bool mayBeChecked(const Tensor& tensor) {
+  return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) &&
+         !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
 
 void refuseKnownValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of) {
   if (!mayCheckValues(op, arguments)) {

@@ -13,11 +13,15 @@
 //     kernels that trust their integers, are not tried out.
 //   * CUDA kernels do not raise such errors. Their assertions end the program later.
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "../../support/stack_utils.h"
 
 namespace torchext {
+
+// Returns true for a tensor of integers, whose values kernels may check, except a number that PyTorch has wrapped.
+bool mayBeChecked(const at::Tensor& tensor);
 
 // Raises the error of real tensors that results from known values. `value_of` returns the value of a tensor, or an
 // undefined tensor. The call must have been accepted with unknown values.
