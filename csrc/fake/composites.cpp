@@ -29,6 +29,7 @@
 #include "calls/op_traits.h"
 #include "gradient_factories.h"
 #include "meta/refusals.h"
+#include "resize.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
@@ -160,43 +161,34 @@ void tensorSplitKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* sta
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-// While an instance exists, the fakes among the outputs of a call appear to have no memory (`isTensorSubclassLike()`),
-// so that `at::native::resize_output()` calls the operator `resize_`. Otherwise it would allocate memory directly for a
-// tensor on the CPU, which fails after the tensor has got its new sizes.
-class ResizableOutputs {
- public:
-  ResizableOutputs(const OperatorHandle& op, const Stack& stack) {
-    const auto& arguments = op.schema().arguments();
-    for (const auto i : c10::irange(arguments.size())) {
-      if (arguments[i].is_out()) {
-        forEachTensor(torch::jit::peek(stack, i, arguments.size()), [this](const Tensor& output) { add(output); });
-      }
-    }
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(ResizableOutputs);
-  ~ResizableOutputs() {
-    for (const Tensor& output : outputs_) {
-      DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
-      keys = keys.remove_backend(kWithoutValues);  // a difference of sets does not remove backends
-    }
-  }
+// Returns true for the kernels of `empty()`, `rand()` and similar factories (TensorFactories.cpp), which call the
+// operator `resize_`. Without autograd's keys, as in inference mode, the call passes PyTorch's fallbacks before it
+// reaches the kernel.
+bool resizesByOperator(const OperatorHandle& op, DispatchKeySet keys) {
+  return (op.hasTag(at::Tag::nondeterministic_seeded) || op.schema().name() == "aten::empty") &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         keys.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+}
 
- private:
-  void add(const Tensor& output) {
-    DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
-    if (isFake(output) && output.has_storage() && !keys.has_backend(kWithoutValues)) {
-      keys = keys | DispatchKeySet{kWithoutValues};
-      outputs_.push_back(output);
-    }
+void callWithResizableOutputs(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  std::optional<ResizableOutputs> outputs;
+  if (!resizesByOperator(op, keys)) {
+    outputs.emplace(op, *stack);
   }
-
-  std::vector<Tensor> outputs_;
-};
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
 
 void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
-  const ResizableOutputs outputs{op, *stack};
-  op.redispatchBoxed(keys & kBelowComposites, stack);
+  callWithResizableOutputs(op, keys, stack);
+}
+
+// `at::native::resize_output()` bypasses the kernels that refuse tensors with gradients and count versions.
+void resizeKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const DispatchKeySet kept =
+      ResizableOutputs::isOne(self) ? keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView : keys;
+  op.redispatchBoxed(kept & kBelowComposites, stack);
 }
 
 // On the CPU, `one_hot()` reads values to compare them with the number of classes. Otherwise this does the same as it.
@@ -337,7 +329,7 @@ bool mayAllocate(const OperatorHandle& op) {
     return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
            result.type()->isSubtypeOf(*c10::ListType::ofTensors());
   };
-  return namespaceOf(op.operator_name()) == "aten" && compositeKernelOf(op) && !onlyMakesViews(op) &&
+  return compositeKernelOf(op) && !onlyMakesViews(op) &&
          std::any_of(schema.returns().begin(), schema.returns().end(), is_tensor);
 }
 
@@ -408,6 +400,17 @@ void padPackedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   std::move(results.begin(), results.end(), std::back_inserter(*stack));
 }
 
+// Registers `kKernel` for the operators of `aten` for which `is_wanted` returns true and that have no kernel yet.
+template <c10::BoxedKernel::BoxedKernelFunction_withDispatchKeys* kKernel>
+void registerWhere(torch::Library& library, bool (*is_wanted)(const OperatorHandle&)) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (op && namespaceOf(name) == "aten" && !op->hasKernelForDispatchKey(kCompositesKey) && is_wanted(*op)) {
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<kKernel>());
+    }
+  }
+}
+
 // Runs `kKernel` and translates its C++ errors into Python errors.
 template <void (*kKernel)(const OperatorHandle&, DispatchKeySet, Stack*)>
 void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -420,6 +423,14 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 }  // namespace
+
+void makeOutputsWithMathBitsResizable() {
+  [[maybe_unused]] static const auto* library = [] {
+    auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+    registerWhere<&callWithResizableOutputs>(*added, &hasOut);
+    return added;
+  }();
+}
 
 void makeResultsOfZerosFake() {
   [[maybe_unused]] static const auto* library = [] {
@@ -447,6 +458,7 @@ void registerComposites(torch::Library& library) {
        {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence_backward"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&recurrentKernel>>());
   }
+  library.impl("resize_", torch::CppFunction::makeFromBoxedFunction<&resizeKernel>());
   library.impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&oneHotKernel>());
   library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&allcloseKernel>());
   library.impl("prod", torch::CppFunction::makeFromBoxedFunction<&prodKernel>());
@@ -456,12 +468,7 @@ void registerComposites(torch::Library& library) {
   for (const char* name : {"meshgrid", "meshgrid.indexing"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&meshgridKernel>());
   }
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (op && !op->hasKernelForDispatchKey(kCompositesKey) && mayAllocate(*op)) {
-      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&allocatingKernel>());
-    }
-  }
+  registerWhere<&allocatingKernel>(library, &mayAllocate);
 }
 
 }  // namespace torchext

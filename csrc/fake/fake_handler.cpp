@@ -43,6 +43,7 @@
 #include "values/assumptions.h"
 #include "values/follow_values.h"
 #include "values/known_values.h"
+#include "versions.h"
 
 namespace torchext {
 
@@ -149,19 +150,23 @@ void FakeCall::run() {
   if (!isRecording()) {  // the recorder records draws itself
     draws.emplace(op_, stack_);
   }
-  const bool writes = has_fake_ && writesForeach(op_) && !kernelForSeveralDevices(op_, arguments());
-  const IValue written = writes ? torch::jit::peek(stack_, 0, num_arguments_) : IValue{};
+  std::optional<UncountedVersions> versions;
+  if (UncountedVersions::concern(op_) && !kernelToDecomposeWith()) {
+    versions.emplace(op_, arguments());
+  }
   const bool may_be_cached = has_fake_ || isFakeMode();
   try {
     if (!may_be_cached || readsKnownValues() || !tryCached(key)) {
       carryOut(decide(), &key);
     }
   } catch (const c10::Error&) {
-    forgetValues(written);  // the real operator writes the tensors before the one that it refuses
+    if (versions) {
+      versions->forgetValues();
+    }
     throw;
   }
-  if (!written.isNone()) {
-    countVersions(written.toTensorVector());
+  if (versions) {
+    versions->count(stack_);
   }
   if (draws) {
     draws->take();
@@ -427,6 +432,7 @@ void FakeCall::pinMemory() {
 
 void FakeCall::decompose() {
   if (const auto kernel = kernelToDecomposeWith()) {
+    const ResizableOutputs outputs{op_, stack_};
     op_.callBoxedForDispatchKey(*kernel, stack_);
   }
 }

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "../support/take_key.h"
+#include "composites.h"
 #include "fake_handler.h"
 #include "foreign_fakes.h"
 #include "gradient_factories.h"
@@ -49,7 +50,7 @@ torch::CppFunction makeCompositesFallback() {
 }  // namespace
 
 FakeKeyHooks fakeKeyHooks() noexcept {
-  return {&takeFakeKey, &makeCompositesFallback};
+  return {&takeFakeKey, &makeCompositesFallback, &makeOutputsWithMathBitsResizable};
 }
 
 void shareFakeKernels() {

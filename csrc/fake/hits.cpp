@@ -65,17 +65,4 @@ bool canBeAliased(const Tensor& self) {
   return isPlainFake(self) && !needsHandler(self);
 }
 
-// The kernels of `ADInplaceOrView` do not bump the versions of tensors that foreach operators write. The real kernels
-// do, through the operators that they call for each tensor. As there, bumping the version of an inference tensor
-// outside of inference mode raises an error.
-void countVersions(at::TensorList written) {
-  if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
-    for (const Tensor& tensor : written) {
-      if (tensor.defined()) {
-        tensor.unsafeGetTensorImpl()->bump_version();
-      }
-    }
-  }
-}
-
 }  // namespace torchext

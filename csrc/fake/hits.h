@@ -34,7 +34,4 @@ void countHit(const c10::OperatorHandle& op, const KernelScratch* scratch, const
   }
 }
 
-// Counts a write to each of `written`, the arguments that a foreach operator writes.
-void countVersions(at::TensorList written);
-
 }  // namespace torchext

@@ -1,6 +1,11 @@
 #include "resize.h"
 
+#include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
+
+#include "../support/stack_utils.h"
+#include "../torch_internals/open_tensor_impl.h"
+#include "storage/fake_tensor_impl.h"
 
 namespace torchext {
 
@@ -42,6 +47,34 @@ void callResizeHandler(ResizeHandler handler,
   Stack stack;
   torch::jit::push(stack, self, size, format);
   handler(resizeOperator(), keys, &stack);
+}
+
+ResizableOutputs::ResizableOutputs(const OperatorHandle& op, const Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  for (const auto i : c10::irange(arguments.size())) {
+    if (arguments[i].is_out()) {
+      forEachTensor(torch::jit::peek(stack, i, arguments.size()), [this](const Tensor& output) { add(output); });
+    }
+  }
+}
+
+ResizableOutputs::~ResizableOutputs() {
+  for (const Tensor& output : outputs_) {
+    DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
+    keys = keys.remove_backend(kWithoutValues);  // a difference of sets does not remove backends
+  }
+}
+
+bool ResizableOutputs::isOne(const Tensor& tensor) {
+  return !tensor.is_meta() && tensor.key_set().has_backend(kWithoutValues);
+}
+
+void ResizableOutputs::add(const Tensor& output) {
+  if (isFake(output) && output.has_storage() && !output.key_set().has_backend(kWithoutValues)) {
+    DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
+    keys = keys | DispatchKeySet{kWithoutValues};
+    outputs_.push_back(output);
+  }
 }
 
 }  // namespace torchext

@@ -22,6 +22,7 @@
 #include "storage/fake_tensor_impl.h"
 #include "values/known_bytes.h"
 #include "values/known_values.h"
+#include "versions.h"
 
 namespace torchext {
 
@@ -130,6 +131,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
         if (recipe.makesValues() && isFakeMode()) {
           giveValues(op, result, arguments...);
         }
+        countVersions(result);
       }
       return result;
     } else {

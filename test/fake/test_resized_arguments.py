@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from common import assert_same_tensor
+from comparisons import ALL_PROPERTIES, Raised, metadata, outcome
 from torch import Tensor
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAveragePerChannelMinMaxObserver
 
 from torchext.deferred_init import deferred_init, materialize_tensor
-from torchext.fake import DataDependentError, fake_like
+from torchext.fake import DataDependentError, fake_like, fake_mode
 
 # Composite operators and random fills resize their output below the dispatcher (`at::native::resize_output()`).
 RESIZE_NATIVELY: dict[str, Callable[[Tensor], Tensor]] = {
@@ -112,3 +114,69 @@ def test_storage_is_never_made_smaller_than_its_tensor() -> None:
     fake = fake_like(torch.ones(4))
     torch.ops.aten.exponential.out(fake_like(torch.ones(30)), out=fake.resize_(0))
     assert fake.untyped_storage().nbytes() == fake.numel() * fake.element_size()
+
+
+def numbers(like: Tensor, *shape: int) -> Tensor:
+    return torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape).to(like.dtype)
+
+
+MATH_BITS: dict[str, Callable[[int], Tensor]] = {
+    "negative": lambda size: torch._neg_view(torch.zeros(size)),
+    "imaginary part of a conjugate": lambda size: torch.zeros(size, dtype=torch.complex64).conj().imag,
+    "conjugate": lambda size: torch.zeros(size, dtype=torch.complex64).conj(),
+    "negative conjugate": lambda size: torch._neg_view(torch.zeros(size, dtype=torch.complex64).conj()),
+    "part of a conjugate": lambda size: torch.zeros(2 * size + 1, dtype=torch.complex64).conj()[1::2],
+}
+
+# Structured kernels, composites, factories, and operators that know the bits or several outputs.
+WRITE: dict[str, Callable[[Tensor], object]] = {
+    "add": lambda out: torch.add(numbers(out, 3, 2), 1, out=out),
+    "add, from the output": lambda out: torch.add(out, numbers(out, 3, 1), out=out),
+    "arange": lambda out: torch.arange(0, 9, 1, out=out),
+    "cat": lambda out: torch.cat([numbers(out, 3), numbers(out, 4)], out=out),
+    "clone": lambda out: torch.ops.aten.clone.out(numbers(out, 3, 4), out=out),
+    "cumsum": lambda out: torch.cumsum(numbers(out, 3, 4), 0, out=out),
+    "eye": lambda out: torch.eye(4, out=out),
+    "full": lambda out: torch.full((3, 4), 2.0, out=out),
+    "index_select": lambda out: torch.index_select(numbers(out, 9), 0, torch.tensor([1, 2, 3, 4]), out=out),
+    "inv": lambda out: torch.linalg.inv(numbers(out, 1, 1).expand(3, 1, 1), out=out),
+    "kron": lambda out: torch.kron(numbers(out, 3), numbers(out, 3), out=out),
+    "linspace": lambda out: torch.linspace(0, 1, 7, out=out),
+    "matmul": lambda out: torch.matmul(numbers(out, 3, 4), numbers(out, 4, 3), out=out),
+    "max": lambda out: torch.max(numbers(out, 3, 4), 1, out=(out, torch.zeros(0, dtype=torch.int64))),
+    "mm": lambda out: torch.mm(numbers(out, 3, 4), numbers(out, 4, 3), out=out),
+    "mul, of a part": lambda out: torch.mul(out.new_ones(4).conj(), numbers(out, 4), out=out),
+    "randn": lambda out: torch.randn(9, out=out),
+    "stack": lambda out: torch.stack([numbers(out, 3), numbers(out, 3)], out=out),
+    "sum": lambda out: torch.sum(numbers(out, 3, 4), 0, out=out),
+    "take": lambda out: torch.take(numbers(out, 9), torch.tensor([[1, 2, 3]]), out=out),
+    "tensordot": lambda out: torch.tensordot(numbers(out, 3, 4), numbers(out, 4, 3), 1, out=out),
+    "where": lambda out: torch.where(torch.tensor([True, False, True]), numbers(out, 3), numbers(out, 3), out=out),
+    "zeros": lambda out: torch.zeros((3, 4), out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("size", [0, 2, 30], ids=["empty", "grows", "shrinks"])
+@pytest.mark.parametrize("kind", MATH_BITS)
+def test_output_with_a_math_bit_is_resized(kind: str, size: int, mode: Callable[[], Any]) -> None:
+    for name, write in WRITE.items():
+
+        def fn(write: Callable[[Tensor], object] = write) -> Tensor:
+            torch.manual_seed(0)
+            out = MATH_BITS[kind](size)
+            write(out)
+            return out
+
+        with mode():
+            wanted = outcome(fn)
+            with fake_mode():
+                found = outcome(fn)
+            deferred = outcome(lambda fn=fn: deferred_init(fn))
+            if isinstance(wanted, Raised):
+                assert (found, deferred) == (wanted, wanted), name
+                continue
+            assert metadata(found, ALL_PROPERTIES) == metadata(wanted, ALL_PROPERTIES), name
+            assert metadata(deferred, ALL_PROPERTIES) == metadata(wanted, ALL_PROPERTIES), name
+            assert_same_tensor(materialize_tensor(deferred), wanted, name, strictly=False)

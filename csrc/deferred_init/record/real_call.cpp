@@ -13,6 +13,7 @@
 
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
+#include "../../fake/resize.h"
 #include "../../fake/storage/fake_keys.h"
 #include "../../fake/storage/fake_storage.h"
 #include "../../fake/storage/fake_tensor_impl.h"
@@ -174,9 +175,7 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
 // An `out` that may be resized carries a bit of the meta device (NOTE [Shortcuts that read values]). Its real tensor
 // must run the kernels of its device, so the bit is removed.
 DispatchKeySet keysOfReal(DispatchKeySet keys, const Stack& stack, std::size_t count) {
-  const bool is_marked = hasTensor(topOf(stack, count), [](const Tensor& tensor) {
-    return isFake(tensor) && !tensor.is_meta() && tensor.key_set().has_backend(kWithoutValues);
-  });
+  const bool is_marked = hasTensor(topOf(stack, count), &ResizableOutputs::isOne);
   return (is_marked ? keys.remove_backend(kWithoutValues) : keys) & kBelowFake;
 }
 

@@ -38,6 +38,10 @@ void takeFakeKeys() {
   takeCompositesKey();
 }
 
+void prepareForMathBits() {
+  key_hooks.prepare_for_math_bits();
+}
+
 bool isFakeKeyShared() noexcept {
   return is_fake_key_shared.load(std::memory_order_acquire);
 }

@@ -30,6 +30,9 @@ constexpr c10::DispatchKeySet kFakeKeys({c10::DispatchKey::Fake, kCompositesKey}
 // carries one of them, or any thread includes one. Raises if a key cannot be taken.
 void takeFakeKeys();
 
+// Call before a fake gets the negative or conjugate bit.
+void prepareForMathBits();
+
 // Returns true if the `Fake` key also has another owner: NOTE [Two owners of the Fake key].
 bool isFakeKeyShared() noexcept;
 
@@ -42,6 +45,8 @@ struct FakeKeyHooks {
   void (*take_fake)() = nullptr;
   // Makes the fallback of the key of composites.
   torch::CppFunction (*make_composites_fallback)() = nullptr;
+  // Registers the kernels that fakes with the negative or conjugate bit need. Cheap after the first call.
+  void (*prepare_for_math_bits)() = nullptr;
 };
 
 // Call once, before there are fakes.

@@ -58,6 +58,9 @@ void FakeTensorImpl::release_resources() {
 }
 
 void FakeTensorImpl::initGeometry(const TensorImpl& source) {
+  if (source.is_conj() || source.is_neg()) {
+    prepareForMathBits();
+  }
   key_set_ = (key_set_ - kLazyBits) | (source.key_set() & kLazyBits);
   sizes_and_strides_ = source.*(&FakeTensorImpl::sizes_and_strides_);
   storage_offset_ = source.storage_offset();

@@ -1,0 +1,78 @@
+#include "versions.h"
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../support/stack_utils.h"
+#include "calls/op_traits.h"
+#include "values/known_bytes.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+
+namespace {
+
+// Operators whose kernels resize their outputs by the operator `resize_`.
+constexpr std::array<std::string_view, 2> kResizeByOperator = {"aten::split_with_sizes_copy", "aten::unbind_copy"};
+
+// Factories whose kernels fill their result by an operator.
+constexpr std::array<std::string_view, 8> kFillByOperator = {"aten::arange",   "aten::eye",      "aten::full",
+                                                             "aten::linspace", "aten::logspace", "aten::ones",
+                                                             "aten::range",    "aten::zeros"};
+
+}  // namespace
+
+void countVersions(at::TensorList written) {
+  if (!c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView)) {
+    for (const Tensor& tensor : written) {
+      if (tensor.defined()) {
+        tensor.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
+}
+
+bool UncountedVersions::concern(const OperatorHandle& op) {
+  return !op.hasKernelForDispatchKey(DispatchKey::ADInplaceOrView) && namespaceOf(op.operator_name()) == "aten";
+}
+
+UncountedVersions::UncountedVersions(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const bool is_foreach = writesForeach(op);
+  const auto& schema = op.schema();
+  for (const auto i : c10::irange(arguments.size())) {
+    if (schema.arguments()[i].is_out() || (is_foreach && i == 0)) {
+      forEachTensor(arguments[i], [this](const Tensor& tensor) { written_.push_back(tensor); });
+    }
+  }
+  fills_result_ = written_.empty() && isAmong(kFillByOperator, schema.name());
+  if (!written_.empty() && isAmong(kResizeByOperator, schema.name())) {
+    for (const Tensor& tensor : written_) {
+      sizes_.emplace_back(tensor.sizes());
+    }
+  }
+}
+
+void UncountedVersions::count(const Stack& stack) const {
+  countVersions(written_);
+  if (fills_result_) {
+    countVersions(stack.back().toTensor());
+  }
+  for (const auto i : c10::irange(sizes_.size())) {
+    if (written_[i].sizes() != ArrayRef<int64_t>{sizes_[i]}) {
+      countVersions(written_[i]);
+    }
+  }
+}
+
+void UncountedVersions::forgetValues() const {
+  for (const Tensor& tensor : written_) {
+    torchext::forgetValues(tensor);
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/DimVector.h>
+
+namespace torchext {
+
+// Bumps the version of each of `written`, unless a kernel on `ADInplaceOrView` does, or Python's factories, which
+// exclude that key. As with real tensors, raises an
+// error for an inference tensor outside of inference mode.
+void countVersions(at::TensorList written);
+
+// NOTE [Versions that PyTorch does not count]
+//
+// Most operators that write have a kernel on `ADInplaceOrView`, which bumps the versions of their arguments. Some have
+// none: foreach operators, outputs in lists, and `out` overloads of a few composite operators. There, the operators
+// that the real kernel calls bump the versions: `copy_()` for each output, and in a few kernels `resize_()` for those
+// that change their size. Fakes do not run these kernels.
+class UncountedVersions {
+ public:
+  // Returns true for such an operator, and for some that do not write.
+  static bool concern(const c10::OperatorHandle& op);
+
+  // Finds the arguments of such an operator before the call.
+  UncountedVersions(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+  // Bumps their versions after the call, and that of the result on `stack` if `op` is such a factory.
+  void count(const torch::jit::Stack& stack) const;
+
+  // Forgets their known values after an error: the real kernel writes the tensors before the one that it refuses.
+  void forgetValues() const;
+
+ private:
+  std::vector<at::Tensor> written_;
+  bool fills_result_ = false;
+  std::vector<c10::DimVector> sizes_;  // if changes of sizes are counted
+};
+
+}  // namespace torchext
