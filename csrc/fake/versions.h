@@ -33,7 +33,7 @@ class UncountedVersions {
   // Bumps their versions after the call, and that of the result on `stack` if `op` is such a factory.
   void count(const torch::jit::Stack& stack) const;
 
-  // Forgets their known values after an error: the real kernel writes the tensors before the one that it refuses.
+  // Makes their values unknown after an error: the real kernel writes the tensors before the one that it refuses.
   void forgetValues() const;
 
  private:

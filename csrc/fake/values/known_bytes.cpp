@@ -86,13 +86,13 @@ class KnownBytes final : public Values {
   // `marks` has one mark per byte. If it is null, all bytes have values of `kind`.
   KnownBytes(Storage bytes, ValueKind kind, Storage marks = {})
       : bytes_{std::move(bytes)}, marks_{std::move(marks)}, kind_{kind} {
-    total_ += size();
-    num_large += isLarge() ? 1 : 0;
+    total_ += size_;
+    num_large += is_large_ ? 1 : 0;
   }
   C10_DISABLE_COPY_AND_ASSIGN(KnownBytes);
   ~KnownBytes() override {
-    total_ -= size();
-    num_large -= isLarge() ? 1 : 0;
+    total_ -= size_;
+    num_large -= is_large_ ? 1 : 0;
   }
 
   const Storage& bytes() const noexcept {
@@ -125,18 +125,13 @@ class KnownBytes final : public Values {
   }
 
  private:
-  std::size_t size() const noexcept {
-    return bytes_.nbytes() + (marks_ ? marks_.nbytes() : 0);
-  }
-
-  bool isLarge() const noexcept {
-    return bytes_.nbytes() > kMaxKnownBytes;
-  }
-
   Storage bytes_;
   Storage marks_;
   ValueKind kind_;
-  std::atomic<std::size_t>& total_{isRouted(kind_) || isLarge() ? routed_bytes_of_all : bytes_of_all};
+  // A kernel that runs on the values may resize the storages.
+  const std::size_t size_{bytes_.nbytes() + (marks_ ? marks_.nbytes() : 0)};
+  const bool is_large_{bytes_.nbytes() > kMaxKnownBytes};
+  std::atomic<std::size_t>& total_{isRouted(kind_) || is_large_ ? routed_bytes_of_all : bytes_of_all};
 };
 
 // The values of a factory, whose bytes are made when they are read: many such tensors are overwritten first, or are
