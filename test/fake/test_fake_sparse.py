@@ -198,10 +198,6 @@ class TestConstruction:
         assert is_fake(sparse._indices())
         assert is_fake(sparse._values())
 
-    def test_size_that_depends_on_indices_is_an_error(self) -> None:
-        with fake_mode(), pytest.raises(RuntimeError, match="fake"):
-            torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.int64), torch.ones(3))
-
 
 class TestOperators:
     @pytest.mark.cases(124)
@@ -714,3 +710,54 @@ def test_new_takes_its_keywords_in_any_order() -> None:
     real = torch.sparse_coo_tensor(indices, values, (2, 2))
     fake = fake_like(real).new(values=fake_like(values), indices=fake_like(indices), size=(2, 2))
     assert fake.shape == real.new(values=values, indices=indices, size=(2, 2)).shape
+
+
+FromIndices = Callable[[Callable[..., Tensor]], Tensor]
+
+# Constructors that read their indices, which are known, and take values, which may not be.
+FROM_INDICES: dict[str, FromIndices] = {
+    "size of indices": lambda values: torch.sparse_coo_tensor([[1, 2]], values(2)),
+    "size of a tensor of indices": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]), values(2)),
+    "hybrid": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2], [0, 5]]), values(2, 3)),
+    "dtype": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]), values(2), dtype=torch.float64),
+    "int32": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]).int(), values(2)),
+    "gradient": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]), values(2), requires_grad=True),
+    "no elements": lambda values: torch.sparse_coo_tensor(torch.zeros(1, 0).long(), values(0)),
+    "no dimensions": lambda values: torch.sparse_coo_tensor(torch.zeros(0, 0).long(), values(0)),
+    "negative": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, -2]]), values(2)),
+    "other number of values": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]), values(3)),
+    "vector of indices": lambda values: torch.sparse_coo_tensor(torch.tensor([1, 2]), values(2)),
+    "floating point": lambda values: torch.sparse_coo_tensor(torch.tensor([[1.0, 2.0]]), values(2)),
+    "checked": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]), values(2), (3,), check_invariants=True),
+    "checked size of indices": lambda values: torch.sparse_coo_tensor(
+        torch.tensor([[1, 2]]), values(2), check_invariants=True
+    ),
+    "checked, too large": lambda values: torch.sparse_coo_tensor(
+        torch.tensor([[1, 2]]), values(2), (2,), check_invariants=True
+    ),
+    "checked, not coalesced": lambda values: torch.sparse_coo_tensor(
+        torch.tensor([[1, 1]]), values(2), (3,), is_coalesced=True, check_invariants=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROM_INDICES)
+def test_constructors_read_known_indices(name: str) -> None:
+    wanted = outcome(lambda: FROM_INDICES[name](torch.ones))
+    with fake_mode():
+        for values in (torch.ones, torch.empty):
+            found = outcome(lambda values=values: FROM_INDICES[name](values))
+            if isinstance(wanted, Raised):
+                assert found == wanted
+                continue
+            assert is_fake(found)
+            assert metadata(found) == metadata(wanted)
+            assert (found._nnz(), found.is_coalesced()) == (wanted._nnz(), wanted.is_coalesced())
+
+
+def test_unknown_indices_are_valid_but_have_no_size() -> None:
+    with fake_mode():
+        indices, values = torch.empty(1, 2).long(), torch.ones(2)
+        assert torch.sparse_coo_tensor(indices, values, (3,), check_invariants=True).shape == (3,)
+        with pytest.raises(DataDependentError, match=r"needs the values of its argument `indices`"):
+            torch.sparse_coo_tensor(indices, values)

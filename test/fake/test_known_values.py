@@ -137,6 +137,13 @@ def test_unknown_data_are_cut_by_known_sizes() -> None:
         assert torch.empty(3, 4)[:, mask].shape == (3, 3)
         assert [part.shape[0] for part in torch.tensor_split(torch.empty(6), torch.tensor([1, 3]))] == [1, 2, 3]
         assert torch.repeat_interleave(torch.empty(2, 3), torch.tensor([3, 1]), dim=0).shape == (4, 3)
+        positions = torch.tensor([1, 3, 3])
+        for weights, minlength, dtype in (
+            (torch.empty(3), 0, torch.float32),
+            (torch.empty(3).long(), 9, torch.float64),
+        ):
+            counts = torch.bincount(positions, weights, minlength)
+            assert (counts.shape, counts.dtype) == ((max(minlength, 4),), dtype)
 
 
 def test_known_values_that_are_out_of_bounds_are_refused() -> None:

@@ -266,6 +266,23 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
 }
 
 
+# Calls that are wrong for all lengths.
+WRONG_SEGMENTS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
+    "reduction": lambda lengths: torch.segment_reduce(torch.ones(6), "foo", lengths=lengths()),
+    "dtype of lengths": lambda lengths: torch.segment_reduce(torch.ones(6), "sum", lengths=lengths().float()),
+    "dtype of data": lambda lengths: torch.segment_reduce(torch.ones(6).long(), "sum", lengths=lengths()),
+    "no lengths": lambda _lengths: torch.segment_reduce(torch.ones(6), "sum"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SEGMENTS)
+def test_wrong_segments_are_refused_whether_their_lengths_are_known(name: str) -> None:
+    wanted = error_of(lambda: WRONG_SEGMENTS[name](lambda: torch.tensor([4, 2])))
+    with fake_mode():
+        assert error_of(lambda: WRONG_SEGMENTS[name](lambda: torch.tensor([4, 2]))) == wanted
+        assert error_of(lambda: WRONG_SEGMENTS[name](lambda: unknown(2, dtype=torch.int64))) == wanted
+
+
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_fakes_accept_calls_that_depend_on_values_or_are_large(name: str) -> None:

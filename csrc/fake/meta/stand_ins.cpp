@@ -172,7 +172,8 @@ bool mayBeSize(const c10::Argument& argument) {
 class StandIns {
  public:
   StandIns(const OperatorHandle& op, const Likeness& likeness)
-      : likeness_{likeness}, trusts_indices_{trustOf(op) == Trust::kIndices} {}
+      : likeness_{likeness},
+        trusts_indices_{trustOf(op) == Trust::kIndices || op.schema().name() == "aten::segment_reduce"} {}
 
   IValue of(const IValue& value, const c10::Argument& argument);
   Tensor of(const Tensor& tensor, Fill fill_with);
@@ -312,6 +313,15 @@ double extentOf(const Tensor& tensor) {
   return tensor.numel() == 0 ? 0 : extent;
 }
 
+// Returns true for the flag with which `segment_reduce()` does not check its lengths, if these are unknown: no fill
+// adds up to the size that it would expect.
+bool skipsChecks(const c10::Argument& argument, ArrayRef<IValue> arguments, const Likeness& likeness) {
+  return argument.name() == "unsafe" && !hasTensor(arguments.slice(1), [&](const Tensor& tensor) {
+           return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) && likeness.known != nullptr &&
+                  (*likeness.known)(tensor).defined();
+         });
+}
+
 }  // namespace
 
 Stack standInsOf(const OperatorHandle& op, c10::ArrayRef<IValue> arguments, const Likeness& likeness) {
@@ -319,7 +329,8 @@ Stack standInsOf(const OperatorHandle& op, c10::ArrayRef<IValue> arguments, cons
   Stack stack;
   stack.reserve(arguments.size());
   for (const auto i : c10::irange(arguments.size())) {
-    stack.push_back(stand_ins.of(arguments[i], op.schema().arguments()[i]));
+    const c10::Argument& argument = op.schema().arguments()[i];
+    stack.push_back(skipsChecks(argument, arguments, likeness) ? IValue{true} : stand_ins.of(arguments[i], argument));
   }
   return stack;
 }

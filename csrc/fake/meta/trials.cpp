@@ -138,11 +138,11 @@ constexpr std::size_t kMostChanged = 8;
 
 }  // namespace
 
-// Lengths that add up to a size, enough pivots, zero points between two arguments, different diagonals.
+// Enough pivots, zero points between two arguments, different diagonals.
 const OperatorSet expectsValues{
     "expect values that no fill provides",
-    {"aten::segment_reduce", "aten::lu_unpack", "aten::fake_quantize_per_channel_affine",
-     "aten::fake_quantize_per_channel_affine_cachemask", "aten::_spdiags", "aten::_padded_dense_to_jagged_forward"}};
+    {"aten::lu_unpack", "aten::fake_quantize_per_channel_affine", "aten::fake_quantize_per_channel_affine_cachemask",
+     "aten::_spdiags", "aten::_padded_dense_to_jagged_forward"}};
 
 bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments, bool knows_integers) {
   return hasOwnCpuKernel(op) && !op.hasTag(at::Tag::inplace_view) &&

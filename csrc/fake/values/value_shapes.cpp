@@ -5,6 +5,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_pack_padded_sequence.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -46,20 +47,37 @@ std::optional<Stack> packed(const Tensor& input, const Tensor& lengths, bool bat
   return Stack{fakeOf(sizes, input.options()), batch_sizes};
 }
 
+// (self, weights, minlength). `positions` are the values of `self`.
+std::optional<Stack> counted(const Tensor& positions, const Tensor& weights, int64_t minlength) {
+  Tensor counts;
+  {
+    const HiddenCalls guard;
+    const Tensor zeros = at::zeros({1}, at::TensorOptions(weights.scalar_type())).expand(weights.sizes());
+    counts = at::bincount(positions, zeros, minlength);
+  }
+  return Stack{fakeOf(counts.sizes(), weights.options().dtype(counts.scalar_type()))};
+}
+
 }  // namespace
 
 std::optional<Stack> resultsBySizes(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper value_of) {
   const std::string& name = op.schema().name();
-  const bool selects = name == "aten::masked_select" && op.schema().overload_name().empty();
-  if (!selects && name != "aten::_pack_padded_sequence") {
+  const bool is_whole = op.schema().overload_name().empty();
+  const bool counts = name == "aten::bincount" && is_whole && arguments[1].isTensor();
+  const bool selects = name == "aten::masked_select" && is_whole;
+  const bool packs = name == "aten::_pack_padded_sequence";
+  if (!counts && !selects && !packs) {
     return std::nullopt;
   }
-  const Tensor& read = arguments[1].toTensor();
-  TORCH_CHECK(selects || read.is_cpu(), "'lengths' argument should be a 1D CPU int64 tensor, but got ", read.dim(),
-              "D ", read.device(), " ", read.scalar_type(), " tensor");  // the values are on the CPU
+  const Tensor& read = arguments[counts ? 0 : 1].toTensor();
+  TORCH_CHECK(!packs || read.is_cpu(), "'lengths' argument should be a 1D CPU int64 tensor, but got ", read.dim(), "D ",
+              read.device(), " ", read.scalar_type(), " tensor");  // the values are on the CPU
   const Tensor value = isSmall(read) ? value_of(read) : Tensor{};
   if (!value.defined()) {
     return std::nullopt;
+  }
+  if (counts) {
+    return counted(value, arguments[1].toTensor(), arguments[2].toInt());
   }
   const Tensor& self = arguments.front().toTensor();
   return selects ? selected(self, read, value) : packed(self, value, arguments[2].toBool());
