@@ -221,9 +221,11 @@ def ddp_with_hook(world: World, device: str) -> nn.Module:
     return train(parallel, device)
 
 
-def ddp_with_mixed_precision(world: World, device: str, reduce_dtype: torch.dtype | None = None) -> nn.Module:
+def ddp_with_mixed_precision(
+    world: World, device: str, reduce_dtype: torch.dtype | None = None, **kwargs: Any
+) -> nn.Module:
     precision = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
-    parallel = DistributedDataParallel(Llama().to(device), mixed_precision=precision)
+    parallel = DistributedDataParallel(Llama().to(device), mixed_precision=precision, **kwargs)
     return train(parallel, device)
 
 
@@ -477,6 +479,10 @@ STEPS: dict[str, Step] = {
     "ddp_hook": ddp_with_hook,
     "ddp_mixed": ddp_with_mixed_precision,
     "ddp_mixed_float32": partial(ddp_with_mixed_precision, reduce_dtype=torch.float32),
+    "ddp_mixed_views": partial(ddp_with_mixed_precision, gradient_as_bucket_view=True),
+    "ddp_mixed_static_views": partial(
+        ddp_with_mixed_precision, reduce_dtype=torch.float32, static_graph=True, gradient_as_bucket_view=True
+    ),
     "ddp_recomputing": recomputing,
     "grad_scaler": with_grad_scaler,
     "tp": tensor_parallel,

@@ -27,7 +27,7 @@ pytestmark = [
 
 READ_VALUES = {"grad_scaler"}
 ON_GPUS_ONLY = {"fsdp2_offload_pinned", "fsdp1_sync", "fsdp1_offload", "grad_scaler", "sync_batch_norm"}
-ON_GPUS_ONLY |= {"ddp_mixed", "ddp_mixed_float32"}  # the engine records events
+ON_GPUS_ONLY |= {name for name in STEPS if name.startswith("ddp_mixed")}  # the engine records events
 # PyTorch has no strategy for the attention of CPUs.
 ON_GPUS_ONLY |= {"context_parallel"}
 if torch.__version__ < (2, 12):  # the first exchange includes the rank itself, which gloo rejects

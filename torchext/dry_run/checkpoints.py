@@ -111,6 +111,28 @@ def _without_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
     return _validate_global_plan
 
 
+def _with_sizes_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_default_local_load_plan(state_dict: Mapping[str, Any], metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        if current() is not None:
+            known = {key: _of_whole(saved, state_dict.get(key)) for key, saved in metadata.state_dict_metadata.items()}
+            metadata = replace(metadata, state_dict_metadata=known)
+        return original(state_dict, metadata, *args, **kwargs)
+
+    return create_default_local_load_plan
+
+
+def _of_whole(saved: Any, tensor: Any) -> Any:
+    """Give a sharded tensor its whole size if only this rank's part was saved, from which a reader derived the size."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not isinstance(tensor, DTensor) or getattr(saved, "size", tensor.size()) == tensor.size():
+        return saved
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    is_part = saved.size == torch.Size([first + count for first, count in zip(offset, shape, strict=True)])
+    return replace(saved, size=tensor.size()) if is_part else saved
+
+
 def _not_staging_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
     def stage(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         return state_dict if holds_fakes(state_dict) else original(self, state_dict, *args, **kwargs)
@@ -149,6 +171,7 @@ _PATCHES: dict[str, list[tuple[Lease, str, str, Make, str]]] = {
     ],
     "default_planner": [
         (while_world_is_open, "", "_validate_global_plan", _without_other_ranks, "needs the plans of all ranks"),
+        (while_world_is_open, "", "create_default_local_load_plan", _with_sizes_of_all, "needs the files of all ranks"),
     ],
     "filesystem": [
         (

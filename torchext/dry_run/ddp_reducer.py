@@ -337,8 +337,10 @@ class FakeReducer:
                     view.copy_(gradient * (1.0 / self._divisor))
                 else:
                     torch.mul(gradient, torch.tensor(1.0 / self._divisor, dtype=torch.float64), out=view)
-                if self._grads_are_views:
+                if self._grads_are_views and gradient.dtype == view.dtype:
                     parameter.grad = view
+                elif self._grads_are_views:  # the reducer assigns it in C++, where dtypes are not compared
+                    gradient.data = view
 
     def _reduce_ready_buckets(self, number: int) -> None:
         """Reduce complete buckets in their order: `Reducer::mark_bucket_ready()`."""
