@@ -253,8 +253,9 @@ void nonzeroKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
 
 // `record_stream` only has a CUDA kernel, which looks up the block of the caching allocator by its address.
 void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-references): the schema's
-  visitAllocation(self.storage(),
-                  [&stream](void* allocation) { memoryCounter()->recordStream(allocation, stream.id()); });
+  if (MemoryCounter* counter = memoryCounter()) {
+    counter->recordStream(self.storage(), stream.id());
+  }
 }
 
 // Returns the kernel that attention would choose. The kernels below choose by the device of their arguments and read no

@@ -312,10 +312,10 @@ void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
   }
 }
 
-void DeviceMemory::recordStream(Allocation* allocation, c10::StreamId stream) {
-  const Locked lock{LockRank::kDeviceMemory};
-  if (allocation->block != nullptr) {
-    allocator_->recordStream(allocation->block, stream);
+void DeviceMemory::recordStream(const Allocation& allocation, c10::StreamId stream) {
+  checkHolds(LockRank::kDeviceMemory);
+  if (allocation.block != nullptr) {
+    allocator_->recordStream(allocation.block, stream);
   }
 }
 

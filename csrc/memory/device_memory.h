@@ -93,7 +93,8 @@ class TORCHEXT_API DeviceMemory {
   // Allocates on the current stream of this thread. Throws c10::OutOfMemoryError.
   Allocation* allocate(std::size_t bytes, const AllocationCause& cause);
   void free(Allocation* allocation) noexcept;
-  void recordStream(Allocation* allocation, c10::StreamId stream);
+  // The caller holds the lock `kDeviceMemory`.
+  void recordStream(const Allocation& allocation, c10::StreamId stream);
 
   // Ensures a workspace of at least `bytes` for the current stream of this thread, and keeps it.
   void keepWorkspace(WorkspaceKey key, std::size_t bytes, const AllocationCause& cause);

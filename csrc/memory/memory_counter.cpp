@@ -157,7 +157,6 @@ void changeCategory(const c10::Storage& storage,
   const auto timeline = currentTimeline();
   bool is_changed = false;
   visitCountedAllocation(storage, [&](Allocation& allocation) {
-    const Locked lock{LockRank::kDeviceMemory};  // protects the records of the allocation
     is_changed = timeline != nullptr && is_wanted(allocation);
     if (is_changed) {
       allocation.category = category;
@@ -263,9 +262,10 @@ class Counter final : public MemoryCounter {
     return block == nullptr ? 0 : block->address;  // stays while the block is allocated
   }
 
-  void recordStream(void* allocation, c10::StreamId stream) override {
-    auto* known = static_cast<Allocation*>(allocation);
-    DeviceMemory::of(known->device).recordStream(known, stream);
+  void recordStream(const c10::Storage& storage, c10::StreamId stream) override {
+    visitCountedAllocation(storage, [stream](Allocation& allocation) {
+      DeviceMemory::of(allocation.device).recordStream(allocation, stream);
+    });
   }
 
   std::shared_ptr<const KernelScratch> scratchOf(const OperatorHandle& op,

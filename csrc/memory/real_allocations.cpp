@@ -55,6 +55,7 @@ class Reporter final : public AllocationReporter {
     const Locked lock{LockRank::kRealMemory};
     const auto known = allocations_.find(address);
     if (known != allocations_.end()) {
+      const Locked of_allocations{LockRank::kDeviceMemory};
       visit(*known->second);
     }
   }
@@ -106,7 +107,10 @@ RealAllocationsGuard::~RealAllocationsGuard() {
 
 void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(Allocation&)> visit) {
   if (isFakeStorage(storage)) {
-    visitAllocation(storage, [&visit](void* allocation) { visit(*static_cast<Allocation*>(allocation)); });
+    const Locked lock{LockRank::kDeviceMemory};  // under which allocations are freed
+    if (void* allocation = allocationOf(storage)) {
+      visit(*static_cast<Allocation*>(allocation));
+    }
     return;
   }
   if (auto* reporter = dynamic_cast<Reporter*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE))) {

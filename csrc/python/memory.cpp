@@ -348,7 +348,6 @@ std::int32_t memoryNumber(const at::Tensor& tensor) {
   std::int32_t number = -1;
   if (tensor.has_storage()) {
     visitCountedAllocation(tensor.storage(), [&number](const Allocation& allocation) {
-      const Locked lock{LockRank::kDeviceMemory};
       number = allocation.number.number;
     });
   }

@@ -23,9 +23,10 @@ namespace {
 constexpr auto kNumRanks = static_cast<std::size_t>(LockRank::kCount);
 
 constexpr std::array<const char*, kNumRanks> kNames{
-    "replay",   "draws",           "patches",     "keys",          "foreign kernels", "policies",   "interpreter",
-    "cache",    "refusals",        "marks",       "copies",        "jumps",           "generators", "named cuda",
-    "storages", "recycled memory", "real memory", "device memory", "timelines",       "gpus",       "observer"};
+    "replay",      "draws",      "patches",         "keys",        "foreign kernels", "policies",
+    "interpreter", "cache",      "refusals",        "marks",       "copies",          "jumps",
+    "generators",  "named cuda", "recycled memory", "real memory", "device memory",   "timelines",
+    "gpus",        "observer",   "storages"};
 
 static_assert(kNames.back() != nullptr, "A lock has no name.");
 
@@ -101,8 +102,14 @@ LockRank lastHeld() {
   return static_cast<LockRank>(rank);
 }
 
+// A thread that forks holds all locks.
+bool holdsBrief() noexcept {
+  constexpr std::uint32_t kBrief = bitOf(LockRank::kMetadataCache) | bitOf(LockRank::kStorages);
+  return (held.ranks & kBrief) != 0 && held.forks == 0;
+}
+
 void checkOrder(LockRank rank) noexcept {
-  if (held.ranks >= bitOf(rank) && areLocksChecked()) {
+  if ((held.ranks >= bitOf(rank) || holdsBrief()) && areLocksChecked()) {
     endProcess("a thread waits for", rank, nameOf(lastHeld()));
   }
 }

@@ -42,13 +42,13 @@ enum class LockRank : std::uint8_t {
   kJumps,           // Cached jumps of MT19937.
   kGenerators,      // The list of the default generators of fake CUDA devices.
   kNamedCuda,       // How many blocks let the program name CUDA devices.
-  kStorages,        // The state of each fake storage.
   kRecycled,        // Recycled memory.
   kRealMemory,      // Real allocations that a tracker counts.
   kDeviceMemory,    // Simulated allocators.
   kTimelines,       // The events that trackers have collected.
   kGpus,            // Descriptions of fake GPUs.
   kObserver,        // Whether PyTorch reports the nodes of a backward pass.
+  kStorages,        // The state of each fake storage.
   kCount
 };
 
@@ -64,7 +64,7 @@ constexpr bool isOutsideOfInterpreter(LockRank rank) noexcept {
 }
 
 // Returns true for locks that each call on fakes takes, and that threads hold for less than a microsecond. They are
-// flags, and threads that wait for one yield.
+// flags, and threads that wait for one yield. A thread that holds one takes no other lock.
 constexpr bool isBrief(LockRank rank) noexcept {
   return rank == LockRank::kMetadataCache || rank == LockRank::kStorages;
 }

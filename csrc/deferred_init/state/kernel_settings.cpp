@@ -60,12 +60,15 @@ void setPrecision(Float32Backend backend, Float32Op op, int precision) {
 }
 
 // Returns the value that sets the setting to its present state. `float32Precision()` returns the effective precision,
-// which may be inherited from the setting for the whole backend, or for all backends. Changing these reveals that.
+// which may be inherited from the setting for the whole backend, or for all backends. If they are equal, only a change
+// of these reveals that: for less than a microsecond, other threads may compute with that change. It is made only if
+// this thread is about to replay with another value of the setting, which other threads see for longer
+// (limitations.md).
 int ownPrecisionOf(Float32Backend backend, Float32Op op) {
   const bool is_root = backend == Float32Backend::GENERIC;
   const auto parent = op == Float32Op::ALL ? Float32Backend::GENERIC : backend;
   const int in_effect = precisionOf(backend, op);
-  if (is_root) {
+  if (is_root || in_effect != precisionOf(parent, Float32Op::ALL)) {
     return in_effect;
   }
   const int parents_own = ownPrecisionOf(parent, Float32Op::ALL);

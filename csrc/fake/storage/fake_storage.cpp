@@ -73,12 +73,15 @@ void deleteContext(void* context) {
   delete static_cast<FakeStorageContext*>(context);
 }
 
+bool hasContext(const Storage& storage) noexcept {
+  return storage && storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &deleteContext;
+}
+
+// Call it under the lock.
 FakeStorageContext* contextOf(const Storage& storage) noexcept {
-  if (!storage) {
-    return nullptr;
-  }
-  const DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  return data.get_deleter() == &deleteContext ? static_cast<FakeStorageContext*>(data.get_context()) : nullptr;
+  return hasContext(storage) ? static_cast<FakeStorageContext*>(
+                                   storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context())
+                             : nullptr;
 }
 
 // The lock `kStorages` guards all contexts, and whether a storage has one. Tensors are made and freed, and storages
@@ -175,8 +178,11 @@ Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
   return Storage{std::move(impl)};
 }
 
+// Each call asks for each of its tensors, so this takes no lock. It reads one pointer, which is not read in part on the
+// supported processors. While another thread makes the storage real, either answer is possible: programs must not use a
+// tensor then (limitations.md).
 bool isFakeStorage(const Storage& storage) noexcept {
-  return contextOf(storage) != nullptr;
+  return hasContext(storage);
 }
 
 OwnComputation::OwnComputation() noexcept {
@@ -287,12 +293,10 @@ std::uintptr_t addressOfFakeStorage(const Storage& storage) noexcept {
   return memory.host_address;
 }
 
-void visitAllocation(const Storage& storage, c10::function_ref<void(void*)> visit) {
+void* allocationOf(const Storage& storage) noexcept {
   const Locked lock{LockRank::kStorages};
   const FakeStorageContext* context = contextOf(storage);
-  if (context != nullptr && context->memory.allocation != nullptr) {
-    visit(context->memory.allocation);
-  }
+  return context == nullptr ? nullptr : context->memory.allocation;
 }
 
 bool isNoDataError(const c10::Error& error) {

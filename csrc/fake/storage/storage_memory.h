@@ -57,7 +57,7 @@ class MemoryCounter {
   virtual std::uintptr_t addressOf(const void* allocation) const noexcept = 0;
 
   // Records that the allocation is also used on `stream`.
-  virtual void recordStream(void* allocation, c10::StreamId stream) = 0;
+  virtual void recordStream(const c10::Storage& storage, c10::StreamId stream) = 0;
 
   // Returns the memory that the kernel for a call with these results allocates in addition, or null if there is no such
   // memory.
@@ -130,8 +130,8 @@ TORCHEXT_API void labelStorage(const c10::Storage& storage, std::uint8_t label) 
 // Returns 0 for a storage that is real or has no bytes.
 TORCHEXT_API std::uintptr_t addressOfFakeStorage(const c10::Storage& storage) noexcept;
 
-// Calls `visit` with the counter's allocation for `storage`, if there is one. It is not freed before `visit` returns.
-// `visit` must not use fakes, because the lock `kStorages` is held.
-TORCHEXT_API void visitAllocation(const c10::Storage& storage, c10::function_ref<void(void* allocation)> visit);
+// Returns the counter's allocation for `storage`, or null. Another thread may free it, unless the caller holds the lock
+// under which the counter does.
+void* allocationOf(const c10::Storage& storage) noexcept;
 
 }  // namespace torchext
