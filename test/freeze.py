@@ -5,8 +5,8 @@
     python -m freeze AFTER calls plans  # some
     diff -r BEFORE AFTER
 
-`calls`   what each sample of `op_db` returns on fakes, in five layouts, on the CPU and on a GPU, the first time and from
-          the cache: metadata, storages, versions, changed arguments, memory besides the results, and errors
+`calls`   what each sample of `op_db` returns on fakes, in five layouts, on the CPU and on a GPU, the first time and
+          from the cache: metadata, storages, versions, changed arguments, memory besides the results, and errors
 `routes`  the route of each operator that these samples call, on real, fake and deferred tensors
 `plans`   the plans of 200 random programs
 `memory`  the allocations of the programs of `make oracle` on fakes, and their memory reports
@@ -17,7 +17,6 @@ The texts have no times, addresses or paths. They depend on the release of PyTor
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import subprocess
@@ -30,7 +29,7 @@ from typing import Any
 
 import torch
 from comparisons import channels_last, reversed_strides, with_gaps
-from sweeps.operators import Arguments, Visit, full_name, same_storage_copy, tensors_in
+from sweeps.operators import Arguments, Visit, same_storage_copy, tensors_in
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -66,6 +65,7 @@ def visits() -> Iterator[Visit]:
     for op in op_db:
         for dtype in DTYPES:
             if dtype in op.dtypes:
+                random.seed(0)  # meshgrid's samples
                 torch.manual_seed(0)
                 try:
                     samples = list(islice(op.sample_inputs("cpu", dtype), SAMPLES))
@@ -80,12 +80,12 @@ def cleaned(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+", "ADDRESS", line)
 
 
-def described(arguments: Arguments, call: Callable[[], Any]) -> str:
-    """Describe the result of a call, what it did to its arguments, and the memory that it took meanwhile."""
+def described(visit: Visit, arguments: Arguments) -> str:
+    """Describe the result of a call, what it did to its arguments, and the memory that it took in the meantime."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     try:
-        result = call()
+        result = arguments.call(visit.op)
     except Exception as error:
         return f"{type(error).__name__}: {cleaned(str(error))}"
     peak, after = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
@@ -119,14 +119,18 @@ def calls() -> Iterator[str]:
             except Exception:  # the layout does not exist for these tensors
                 continue
             for device in ("cpu", "cuda"):
-                with fake_mode(gpu=FakeGPU(GPU)):
-                    texts = []
-                    for _ in range(2):
-                        torch.manual_seed(0)
-                        arguments = real.map(lambda tensor, device=device: fake_like(tensor, device=device))
-                        texts.append(described(arguments, lambda arguments=arguments: arguments.call(visit.op)))
-                    again = "" if texts[0] == texts[1] else f"; again: {texts[1]}"
-                    yield f"{visit.name} {visit.dtype} {number} {layout} {device}: {texts[0]}{again}"
+                first, second = called_twice(visit, real, device)
+                again = "" if first == second else f"; again: {second}"
+                yield f"{visit.name} {visit.dtype} {number} {layout} {device}: {first}{again}"
+
+
+def called_twice(visit: Visit, real: Arguments, device: str) -> list[str]:
+    texts = []
+    with fake_mode(gpu=FakeGPU(GPU)):
+        for _ in range(2):
+            torch.manual_seed(0)
+            texts.append(described(visit, real.map(lambda tensor: fake_like(tensor, device=device))))
+    return texts
 
 
 class Overloads(TorchDispatchMode):
@@ -171,7 +175,8 @@ def routes_of(func: Any, arguments: Arguments) -> Iterator[str]:
 
 
 def plans() -> Iterator[str]:
-    from fuzz.checks import Machine, seed_generators, steps_that_raise
+    from fuzz.checks import seed_generators, steps_that_raise
+    from fuzz.machine import Machine
     from sweeps.test_fuzz import random_program
 
     numbers = random.Random(0)

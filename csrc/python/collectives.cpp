@@ -1,5 +1,6 @@
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <c10/util/irange.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -32,17 +33,19 @@ py::tuple toTuple(c10::ArrayRef<c10::IValue> values) {
 }
 
 // Calls `observe(name, arguments)` before the collective. It raises an error, or returns a function to call with the
-// results.
+// results. The interpreter's lock guards the function.
 class PythonObserver final : public CollectiveObserver {
  public:
-  explicit PythonObserver(py::object observe) : observe_{observe.release().ptr()} {}
+  void set(py::object observe) {
+    std::swap(observe_, observe);
+  }
 
   void observe(const c10::OperatorHandle& op,
                c10::ArrayRef<c10::IValue> arguments,
                c10::function_ref<c10::ArrayRef<c10::IValue>()> run) override {
     const py::gil_scoped_acquire gil;
-    const auto function = py::reinterpret_borrow<py::object>(observe_);
-    const py::object on_return = function(op.schema().name(), toTuple(arguments));
+    const py::object function = observe_;
+    const py::object on_return = function.is_none() ? function : function(op.schema().name(), toTuple(arguments));
     std::optional<c10::ArrayRef<c10::IValue>> results;
     {
       const py::gil_scoped_release no_gil;
@@ -54,11 +57,13 @@ class PythonObserver final : public CollectiveObserver {
   }
 
  private:
-  PyObject* observe_;  // held for the life of the process
+  py::object observe_ = py::none();
 };
 
 void observeByPython(const py::object& observe) {
-  observeCollectives(observe.is_none() ? nullptr : new PythonObserver{observe});  // NOLINT(*-owning-memory): see above
+  static auto* observer = new PythonObserver;  // leaked: calls may be in flight until the process ends
+  observer->set(observe);
+  observeCollectives(observe.is_none() ? nullptr : observer);
 }
 
 // Calls the methods of an `AssumedValues`.

@@ -431,10 +431,11 @@ PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-// Exchanges it in `type`, and in derived types with the same `tp_new`.
+// Exchanges it in `type`, and in derived types with the same `tp_new`. CPython caches properties of types.
 void exchangeNew(PyTypeObject* type, newfunc expected, newfunc function) {
   if (type->tp_new == expected) {
     type->tp_new = function;
+    PyType_Modified(type);
   }
   const auto find = pybind11::reinterpret_borrow<pybind11::object>(reinterpret_cast<PyObject*>(&PyType_Type));
   for (const pybind11::handle derived :
@@ -483,6 +484,11 @@ PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize
   END_HANDLE_TH_ERRORS
 }
 
+// For the self-test in torchext/tools/patching.py: a function whose calls CPython specializes.
+PyObject* identity(PyObject* /*module*/, PyObject* value) {
+  return Py_NewRef(value);
+}
+
 }  // namespace
 
 // Callees before their callers. A garbage collection would call finalizers, which could let other threads run.
@@ -526,6 +532,8 @@ void bindPatching(pybind11::module_& module) {
   static PyMethodDef is_about{"is_about", asMethod(&isAboutArguments), METH_FASTCALL,
                               "is_about(concerns: int, *arguments) -> bool"};
   addFunction(module, is_about);
+  static PyMethodDef identity_definition{"identity", &identity, METH_O, "identity(value: object) -> object"};
+  addFunction(module, identity_definition);
   module.def("original_of", &originalOf);
   module.def("exchange", &exchange);
 }

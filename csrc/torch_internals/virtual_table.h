@@ -41,7 +41,7 @@ std::size_t tableSizeOf() {
 }
 
 // Returns the number of functions in the table from the size of its symbol in the library, or 0 if the symbol is not
-// exported.
+// exported. Then the header decides: it is that of the release that runs, or the import is refused (python/module.cpp).
 TORCHEXT_API std::size_t exportedTableSize(const void* table);
 
 // A copy of the virtual table of an object's class, with replaceable entries. Must outlive the object.

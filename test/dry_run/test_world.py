@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -359,6 +361,17 @@ def test_calls_that_a_backend_rejects_raise(job: World, call: object, message: s
     with pytest.raises((RuntimeError, ValueError), match=message):
         call()  # type: ignore[operator]
     assert not job.collectives
+
+
+def test_worlds_are_freed_after_the_block() -> None:
+    worlds = []
+    for _ in range(2):
+        with world(2, 0) as job:
+            dist.all_reduce(torch.ones(2))
+            worlds.append(weakref.ref(job.recorder))
+        del job
+    gc.collect()
+    assert [freed() for freed in worlds] == [None, None]
 
 
 def test_worlds_follow_each_other_with_distributed_tensors() -> None:

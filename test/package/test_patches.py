@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from torchext import _C
+from torchext.errors import PatchError
+from torchext.tools import patching
+
 PROGRAM = Path(__file__).parents[1] / "patched_callables.py"
 
 # Functions that can be replaced only by another object.
@@ -87,3 +91,10 @@ def test_overridable_functions_are_the_same_objects() -> None:
 def test_dynamo_compiles_the_same_functions_after_graph_breaks() -> None:
     """Dynamo does not compile functions of torchext that are called there."""
     assert run("--compiled", "--used") == run("--compiled")
+
+
+def test_interpreter_that_calls_past_a_replacement_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    patching._check_interpreter.__wrapped__()
+    monkeypatch.setattr(_C, "exchange", lambda _steps: None)
+    with pytest.raises(PatchError, match=r"cannot replace C functions in Python 3\.\d+"):
+        patching._check_interpreter.__wrapped__()

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import builtins
 import enum
+import functools
 import inspect
+import platform
 import traceback
 from collections.abc import Callable
-from functools import update_wrapper
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -223,6 +224,29 @@ class _PythonFunction(Patchable):
         steps.codes.extend((self.function, other, wanted) for other in self._others(wanted))
 
 
+@functools.cache
+def _check_interpreter() -> None:
+    """Raise PatchError if this interpreter calls a C function past the parts of it that are exchanged.
+
+    From 3.11, CPython specializes calls that run often.
+    """
+
+    def call_often() -> object:
+        for _ in range(100):
+            result = _C.identity("original")
+        return result
+
+    found = []
+    for replacement in (None, lambda _value: "replacement", None):
+        _C.exchange(([], [(_C.identity, replacement, int(Concerns.ALL))], []))
+        found.append(call_often())
+    if found != ["original", "replacement", "original"]:
+        raise PatchError(
+            f"torchext cannot replace C functions in Python {platform.python_version()}. Use a version of Python that "
+            "this torchext supports, or a newer torchext."
+        )
+
+
 class _CFunction(Patchable):
     def __init__(self, function: object) -> None:
         super().__init__((None, 0))
@@ -233,6 +257,7 @@ class _CFunction(Patchable):
             self.original = self.original.__get__
 
     def _make(self, patches: tuple[Patch, ...], function: Function, concerns: int, is_traced: bool) -> Any:
+        _check_interpreter()
         return function, concerns
 
     def _exchange(self, wanted: tuple[Function | None, int], steps: Steps) -> None:
@@ -280,7 +305,7 @@ class _Attribute(_Value):
             is_wanted = any(patch.is_installed for patch in patches) and is_about(concerns, *args, *kwargs.values())
             return (function if is_wanted else self.original)(*args, **kwargs)
 
-        update_wrapper(ours, self.original)
+        functools.update_wrapper(ours, self.original)
         # Needed by pickle.
         if isinstance(self._owner, type):
             ours.__module__ = self._owner.__module__
@@ -343,7 +368,7 @@ def _copy_of(function: FunctionType) -> FunctionType:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__kwdefaults__ = function.__kwdefaults__
-    update_wrapper(copy, function)
+    functools.update_wrapper(copy, function)
     del vars(copy)["__wrapped__"]
     return copy
 

@@ -63,7 +63,7 @@ void setPrecision(Float32Backend backend, Float32Op op, int precision) {
 // which may be inherited from the setting for the whole backend, or for all backends. If they are equal, only a change
 // of these reveals that: for less than a microsecond, other threads may compute with that change. It is made only if
 // this thread is about to replay with another value of the setting, which other threads see for longer
-// (limitations.md).
+// (docs/reference/limitations.md).
 int ownPrecisionOf(Float32Backend backend, Float32Op op) {
   const bool is_root = backend == Float32Backend::GENERIC;
   const auto parent = op == Float32Op::ALL ? Float32Backend::GENERIC : backend;

@@ -178,9 +178,9 @@ Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
   return Storage{std::move(impl)};
 }
 
-// Each call asks for each of its tensors, so this takes no lock. It reads one pointer, which is not read in part on the
-// supported processors. While another thread makes the storage real, either answer is possible: programs must not use a
-// tensor then (limitations.md).
+// Each call of an operator calls this for each of its tensors, so it takes no lock. It reads one pointer, which is
+// never read in part on the supported processors. While another thread makes the storage real, either answer is
+// possible: programs must not use a tensor then (docs/reference/limitations.md).
 bool isFakeStorage(const Storage& storage) noexcept {
   return hasContext(storage);
 }
