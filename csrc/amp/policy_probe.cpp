@@ -202,7 +202,7 @@ void inspectProbedCall(const OperatorHandle& op, const Stack& stack) {
   forEachTensor(stack, count, [&result](const Tensor& tensor) { result.dtypes.push_back(tensor.scalar_type()); });
   const int position = findArgument(op.schema(), "dtype");
   if (position >= 0) {
-    const IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(position), count);
+    const IValue& dtype = torch::jit::peek(stack, toSize(position), count);
     if (!dtype.isNone()) {
       result.dtype = dtype.toScalarType();
     }

@@ -16,6 +16,7 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../support/locks.h"
+#include "../support/sizes.h"
 #include "graph/op_graph.h"
 #include "plan/replay_plan.h"
 #include "retained.h"
@@ -244,7 +245,7 @@ void Explainer::explainNode(const OpNode& node) {
     tensors.push_back(describe(argument, operation.reads));
   }
   operation.call = CallFormatter{node, std::move(tensors)}.run();
-  first_of_node_[&node] = static_cast<std::int64_t>(geometries_.size());
+  first_of_node_[&node] = toSigned(geometries_.size());
   for (const WrittenStorage& written : node.written()) {
     operation.writes.push_back(addValue(wholeOf(node, written)));
   }
@@ -278,7 +279,7 @@ void Explainer::explainPlan(ExplainedOperation& operation, const PlannedOperator
   for (const LiveValue& value : planned.last_uses) {
     if (!plan_->of(value).is_wanted) {
       const OpNode* writer = plan_->operators()[value.writer].node;
-      operation.drops.push_back(first_of_node_.at(writer) + static_cast<std::int64_t>(value.value->output()));
+      operation.drops.push_back(first_of_node_.at(writer) + toSigned(value.value->output()));
     }
   }
 }
@@ -319,7 +320,7 @@ std::string Explainer::describe(const TensorArgument& argument, std::vector<std:
 ExplainedTensor Explainer::show(const StorageValue& value, const Geometry& shown_as) {
   const std::int64_t number = numberOf(value, shown_as);
   std::string text = c10::str("%", number);
-  if (geometries_[static_cast<std::size_t>(number)] != shown_as) {
+  if (geometries_[toSize(number)] != shown_as) {
     text += " as " + shapeOf(shown_as);
     if (shown_as.storage_offset != 0) {
       text += c10::str(" at ", shown_as.storage_offset);
@@ -334,19 +335,19 @@ Geometry Explainer::wholeOf(const OpNode& node, const WrittenStorage& written) {
     return written.geometry();
   }
   const TensorArgument& argument = node.tensors()[written.position];
-  return geometries_[static_cast<std::size_t>(numberOf(*argument.value, argument.geometry()))];
+  return geometries_[toSize(numberOf(*argument.value, argument.geometry()))];
 }
 
 ExplainedValue Explainer::addValue(const Geometry& geometry) {
   geometries_.push_back(geometry);
-  return {static_cast<std::int64_t>(geometries_.size()) - 1,
+  return {toSigned(geometries_.size()) - 1,
           {geometry.sizes.begin(), geometry.sizes.end()},
           c10::typeMetaToScalarType(geometry.dtype)};
 }
 
 std::int64_t Explainer::numberOf(const StorageValue& value, const Geometry& shown_as) {
   if (value.writer() != nullptr) {
-    return first_of_node_.at(value.writer().get()) + static_cast<std::int64_t>(value.output());
+    return first_of_node_.at(value.writer().get()) + toSigned(value.output());
   }
   const auto known = constants_.find(&value);
   return known == constants_.end() ? addConstant(value, shown_as) : known->second;

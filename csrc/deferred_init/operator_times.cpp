@@ -12,6 +12,7 @@
 
 #include "../fake/calls/op_traits.h"
 #include "../support/locks.h"
+#include "../support/sizes.h"
 #include "graph/op_graph.h"
 #include "plan/replay_plan.h"
 #include "random/replay_fill.h"
@@ -106,8 +107,7 @@ std::int64_t bytesWritten(const OpNode& node) {
   std::int64_t sum = 0;
   for (const WrittenStorage& written : node.written()) {
     const bool keeps_size = written.is_argument && !written.was_resized;
-    sum += static_cast<std::int64_t>(
-        (keeps_size ? node.tensors()[written.position].geometry() : written.geometry()).nbytes());
+    sum += toSigned((keeps_size ? node.tensors()[written.position].geometry() : written.geometry()).nbytes());
   }
   return sum;
 }

@@ -10,6 +10,7 @@
 #include "../fake/storage/fake_factories.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
+#include "../support/sizes.h"
 #include "graph/op_graph.h"
 #include "state/real_dispatch.h"
 
@@ -43,7 +44,7 @@ c10::Device existingDevice(c10::Device device, bool is_fake) {
 // Returns the complete elements of `storage` as a one-dimensional tensor. No tensor shows the remaining bytes.
 Tensor elementsOf(const Storage& storage, ScalarType dtype) {
   const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
-  const auto count = static_cast<int64_t>(storage.nbytes() / type.itemsize());
+  const auto count = toSigned(storage.nbytes() / type.itemsize());
   return Geometry{{count}, {1}, 0, type, false, false}.makeTensor(storage);
 }
 
@@ -125,7 +126,7 @@ void becomeFakeElsewhere(
   const auto options = at::TensorOptions().device(move.device.value_or(fake.device())).dtype(to);
   const RealFactoriesGuard not_deferred;
   const FakeFactoriesGuard guard;
-  const auto count = static_cast<int64_t>(fake.nbytes() / c10::elementSize(from));
+  const auto count = toSigned(fake.nbytes() / c10::elementSize(from));
   const Tensor made = at::empty({count}, options.pinned_memory(is_pinned));
   if (value) {
     made.copy_(elementsOf(value, ScalarType::Byte));  // fakes keep the values of small constants

@@ -12,6 +12,7 @@
 
 #include "../support/kernels_only.h"
 #include "../support/locks.h"
+#include "../support/sizes.h"
 #include "graph/op_graph.h"
 #include "plan/liveness.h"
 #include "retained.h"
@@ -88,7 +89,7 @@ class Items {
   Digest digest() const {
     const KernelsOnly guard;
     auto* bytes = const_cast<char*>(bytes_.data());  // NOLINT(*-const-cast): only read
-    return digestOf(at::from_blob(bytes, {static_cast<std::int64_t>(bytes_.size())}, at::dtype(c10::kByte)));
+    return digestOf(at::from_blob(bytes, {toSigned(bytes_.size())}, at::dtype(c10::kByte)));
   }
 
  private:

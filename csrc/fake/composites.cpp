@@ -102,7 +102,7 @@ void isPinnedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
 // Replaces the argument called `name`, whose memory the operator reads, by its values if it is a fake with dimensions.
 // Raises an error if these are unknown. An argument without dimensions is read through an operator.
 c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name) {
-  const auto position = static_cast<std::size_t>(findArgument(op.schema(), name));
+  const auto position = toSize(findArgument(op.schema(), name));
   c10::IValue& argument = torch::jit::peek(stack, position, op.schema().arguments().size());
   const Tensor tensor = argument.toTensor();
   const auto accepted = assumesValues() ? ValueKind::kAssumed : ValueKind::kKnown;
@@ -424,8 +424,8 @@ Stack padSequences(const Tensor& data,
                    const c10::Scalar& padding,
                    int64_t total,
                    ValueKind kind) {
-  const c10::ArrayRef<int64_t> batch_sizes{steps.data_ptr<int64_t>(), static_cast<std::size_t>(steps.numel())};
-  const auto count = static_cast<int64_t>(batch_sizes.size());
+  const c10::ArrayRef<int64_t> batch_sizes{steps.data_ptr<int64_t>(), toSize(steps.numel())};
+  const auto count = toSigned(batch_sizes.size());
   TORCH_CHECK(total <= 0 || total >= count,
               "Expected total_length to be at least the length of the longest sequence in input, but got total_length=",
               total, " and max sequence length being ", count);
@@ -441,18 +441,18 @@ Stack padSequences(const Tensor& data,
   int64_t first = 0;
   int64_t offset = 0;
   for (const auto end : c10::irange(int64_t{1}, count + 1)) {
-    const int64_t batch = batch_sizes[static_cast<std::size_t>(first)];
-    const int64_t next = end < count ? batch_sizes[static_cast<std::size_t>(end)] : 0;
+    const int64_t batch = batch_sizes[toSize(first)];
+    const int64_t next = end < count ? batch_sizes[toSize(end)] : 0;
     if (next != batch) {
       const int64_t rows = (end - first) * batch;
       const Tensor part = data.narrow(0, offset, rows).view(sizes_of(end - first, batch));
       output.narrow(0, first, end - first).narrow(1, 0, batch).copy_(part);
-      lengths.insert(lengths.begin(), static_cast<std::size_t>(batch - next), end);
+      lengths.insert(lengths.begin(), toSize(batch - next), end);
       offset += rows;
       first = end;
     }
   }
-  const auto num_lengths = static_cast<int64_t>(lengths.size());
+  const auto num_lengths = toSigned(lengths.size());
   const Tensor made = at::empty({num_lengths}, at::TensorOptions(c10::kLong).device(c10::kCPU));
   {
     const HiddenCalls hidden;

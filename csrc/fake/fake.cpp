@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../support/open_blocks.h"
+#include "../support/sizes.h"
 #include "fake_key.h"
 #include "layouts/layout.h"
 #include "storage/fake_factories.h"
@@ -33,8 +34,8 @@ void checkFake(const Tensor& fake) {
 Tensor metaLike(const Tensor& fake) {
   checkFake(fake);
   c10::Storage storage{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(fake.storage().nbytes()),
-      c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
+      c10::StorageImpl::use_byte_size_t{}, toSigned(fake.storage().nbytes()), c10::DataPtr{nullptr, c10::kMeta},
+      c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
   const c10::DispatchKeySet keys =
       c10::DispatchKeySet{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)} |
       (fake.key_set() & kLazyBits);
@@ -94,7 +95,7 @@ void leaveFakeMode() {
 namespace {
 
 Tensor allBytes(c10::Storage storage) {
-  const auto nbytes = static_cast<std::int64_t>(storage.nbytes());
+  const auto nbytes = toSigned(storage.nbytes());
   const c10::DispatchKeySet keys = fakeBackendKeys(c10::kByte, storage.device());
   auto impl = c10::make_intrusive<FakeTensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>());
   impl->set_sizes_contiguous({nbytes});
@@ -105,7 +106,7 @@ Tensor allBytes(c10::Storage storage) {
 
 Tensor fakeBytes(std::int64_t nbytes, c10::Device device) {
   TORCH_CHECK_VALUE(nbytes >= 0, "`nbytes` was expected to be at least 0, but is ", nbytes, ".");
-  return allBytes(makeFakeStorage(static_cast<std::size_t>(nbytes), device));
+  return allBytes(makeFakeStorage(toSize(nbytes), device));
 }
 
 bool isStorageOfFakes(const c10::Storage& storage) {

@@ -10,6 +10,7 @@
 #include <ATen/core/MT19937RNGEngine.h>
 #include <c10/util/Exception.h>
 
+#include "../support/sizes.h"
 #include "mt19937.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"
@@ -65,7 +66,7 @@ void fillInPieces(const RandomFill& fill, void* values, std::int64_t count, Engi
 
 // ---- Numbers to try ----
 
-constexpr std::int64_t kForged = static_cast<std::int64_t>(mt19937::kN - 1) / kNormalChunk * kNormalChunk;
+constexpr std::int64_t kForged = toSigned(mt19937::kN - 1) / kNormalChunk * kNormalChunk;
 
 // Returns an engine with the given next random numbers. The first number of a block cannot be given: drawing it makes
 // the engine compute a new block.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../support/fresh_pages.h"
+#include "../support/sizes.h"
 #include "fill_method.h"
 #include "pieces.h"
 #include "slices.h"
@@ -30,7 +31,7 @@ struct Job {
   void computeSlice(std::int64_t begin, std::int64_t end, Engine& engine) const {
     constexpr std::int64_t kStretch = 16384;  // values: 64 KiB of float32, fits in a second-level cache
     const Pieces stretches{end - begin, kStretch};
-    FreshPages pages{at(begin), static_cast<std::size_t>(at(end) - at(begin))};
+    FreshPages pages{at(begin), toSize(at(end) - at(begin))};
     for (std::int64_t i = 0; i < stretches.count; ++i) {
       const auto [from, to] = stretches.piece(i);
       pages.provide(at(begin + to));
@@ -56,7 +57,7 @@ bool fillRandomly(
   std::vector<Engine> engines = startsOf(slices, engine, drawsOfValue(fill.dtype));
   runAtOnce(slices.count, [&](std::int64_t i) {
     const auto [begin, end] = slices.piece(i);
-    job.computeSlice(begin, end, engines[static_cast<std::size_t>(i)]);
+    job.computeSlice(begin, end, engines[toSize(i)]);
   });
   engine = engines.back();
   return true;

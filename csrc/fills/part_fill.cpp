@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "../support/sizes.h"
 #include "fill_method.h"
 #include "mt19937_jump.h"
 #include "pieces.h"
@@ -61,8 +62,7 @@ class PartWalk {
     }
     keepChunkOf(begin);
     const std::int64_t some = std::min(end, kept_end_) - begin;
-    std::memcpy(to, kept_.data() + (begin - kept_begin_) * element_bytes_,
-                static_cast<std::size_t>(some * element_bytes_));
+    std::memcpy(to, kept_.data() + (begin - kept_begin_) * element_bytes_, toSize(some * element_bytes_));
     return some;
   }
 
@@ -108,7 +108,7 @@ FillRun clipped(const FillRun& run, std::int64_t begin, std::int64_t end, std::i
 FreshPages pagesOf(c10::ArrayRef<FillRun> runs, void* begin, std::int64_t element_bytes) {
   const FillRun& last = runs.back();
   const auto* end = static_cast<std::byte*>(last.values) + (last.end - last.begin) * element_bytes;
-  return {begin, static_cast<std::size_t>(end - static_cast<std::byte*>(begin))};
+  return {begin, toSize(end - static_cast<std::byte*>(begin))};
 }
 
 bool canFillParts(const RandomFill& fill, std::int64_t count, const Engine& engine) {

@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "../support/sizes.h"
 #include "mt19937_jump.h"
 #include "random_fill.h"
 
@@ -22,7 +23,7 @@ std::vector<at::mt19937_data_pod> startsOf(const Pieces& slices,
                                            const at::mt19937_data_pod& engine,
                                            std::uint64_t draws_of_value) {
   std::vector<at::mt19937_data_pod> starts{engine};
-  while (static_cast<std::int64_t>(starts.size()) < slices.count) {
+  while (toSigned(starts.size()) < slices.count) {
     starts.push_back(starts.back());
     advance(starts.back(), static_cast<std::uint64_t>(slices.size) * draws_of_value);
   }

@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "../support/sizes.h"
+
 namespace torchext {
 
 namespace {
@@ -30,16 +32,16 @@ std::int64_t startThreads(std::vector<std::thread>& threads, std::int64_t count,
 // is ignored in code compiled without OpenMP. New threads also work in a forked process, where a thread pool has lost
 // its threads.
 void runAtOnce(std::int64_t count, c10::function_ref<void(std::int64_t index)> task) {
-  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+  std::vector<std::exception_ptr> errors(toSize(count));
   const auto run = [&](std::int64_t index) {
     try {
       task(index);
     } catch (...) {
-      errors[static_cast<std::size_t>(index)] = std::current_exception();
+      errors[toSize(index)] = std::current_exception();
     }
   };
   std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(count));
+  threads.reserve(toSize(count));
   const std::int64_t started = startThreads(threads, count, run);
   run(0);
   for (std::int64_t index = started; index < count; ++index) {

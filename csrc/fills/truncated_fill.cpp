@@ -11,6 +11,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include "../support/sizes.h"
 #include "exactness.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"
@@ -100,7 +101,7 @@ class Part {
   void fillRun(std::uint32_t index, Engine& engine) {
     const FillRun& run = runs_[index];
     const Pieces stretches{run.end - run.begin, kStretch};
-    FreshPages pages{run.values, static_cast<std::size_t>(at(run, run.end) - at(run, run.begin))};
+    FreshPages pages{run.values, toSize(at(run, run.end) - at(run, run.begin))};
     for (std::int64_t i = 0; i < stretches.count; ++i) {
       const auto [from, to] = stretches.piece(i);
       std::byte* own = at(run, run.begin + from);
@@ -110,7 +111,7 @@ class Part {
       scan(values, to - from);
       for (std::size_t chunk = 0; chunk < masks_.size(); ++chunk) {
         if (masks_[chunk] != 0) {
-          const std::int64_t first = run.begin + from + static_cast<std::int64_t>(chunk) * kNormalChunk;
+          const std::int64_t first = run.begin + from + toSigned(chunk) * kNormalChunk;
           pending_.push_back({first, index, masks_[chunk]});
         }
       }
@@ -120,7 +121,7 @@ class Part {
   // Computes the masks of `count` values.
   void scan(const void* values, std::int64_t count) {
     const std::int64_t rest = count % kNormalChunk;
-    masks_.resize(static_cast<std::size_t>((count + kNormalChunk - 1) / kNormalChunk));
+    masks_.resize(toSize((count + kNormalChunk - 1) / kNormalChunk));
     outside_(values, count - rest, fill_.low, fill_.high, masks_.data());
     if (rest > 0) {
       const auto* last = static_cast<const std::byte*>(values) + (count - kNormalChunk) * element_bytes_;
@@ -143,7 +144,7 @@ class Part {
       for (; first < last; ++first) {
         Pending chunk = pending_[first];
         replace(chunk, from);
-        chunk.mask &= masks_[static_cast<std::size_t>((chunk.chunk - from) / kNormalChunk)];
+        chunk.mask &= masks_[toSize((chunk.chunk - from) / kNormalChunk)];
         if (chunk.mask != 0) {
           pending_[kept++] = chunk;
         }
@@ -188,7 +189,7 @@ class Part {
     for (std::int64_t i = 0; i < kNormalChunk; ++i) {
       if (((static_cast<unsigned>(chunk.mask) >> static_cast<unsigned>(i)) & 1U) != 0) {
         std::memcpy(values + i * element_bytes_, source + (chunk.chunk + i - from) * element_bytes_,
-                    static_cast<std::size_t>(element_bytes_));
+                    toSize(element_bytes_));
       }
     }
   }
@@ -267,7 +268,7 @@ class Batch {
     if (runs_.empty()) {
       return;
     }
-    const auto nbytes = static_cast<std::size_t>(size_ * element_bytes_);
+    const auto nbytes = toSize(size_ * element_bytes_);
     const std::unique_ptr<std::byte[]> memory{new std::byte[nbytes]};  // NOLINT(*-arrays): a vector would write zeros
     FreshPages{memory.get(), nbytes}.provide(memory.get() + nbytes);
     std::byte* next = memory.get();
@@ -285,7 +286,7 @@ class Batch {
         ++source;
       }
       std::memcpy(run.values, static_cast<std::byte*>(source->values) + (run.begin - source->begin) * element_bytes_,
-                  static_cast<std::size_t>((run.end - run.begin) * element_bytes_));
+                  toSize((run.end - run.begin) * element_bytes_));
     }
     wanted_.clear();
     runs_.clear();
@@ -330,7 +331,7 @@ std::optional<std::uint64_t> fillTruncated(const TruncatedFill& fill,
   const std::vector<Engine> starts = startsOf(slices, engine, drawsOfValue(fill.dtype));
   std::vector<std::int64_t> rounds(starts.size());
   runAtOnce(slices.count, [&](std::int64_t i) {
-    const auto index = static_cast<std::size_t>(i);
+    const auto index = toSize(i);
     rounds[index] = roundsOfSlice(fill, static_cast<std::byte*>(values), count, slices.piece(i), starts[index]);
   });
   const std::int64_t most = *std::max_element(rounds.begin(), rounds.end());

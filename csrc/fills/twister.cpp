@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "../support/sizes.h"
 #include "mt19937.h"
 
 namespace torchext {
@@ -31,7 +32,7 @@ void Twister::take(std::uint32_t* numbers, std::int64_t count) {
     }
     const int used = kWords + 1 - engine_.left_;
     const int taken = static_cast<int>(std::min<std::int64_t>(count, kWords - used));
-    mt19937::temper(engine_.state_.data() + used, numbers, static_cast<std::size_t>(taken));
+    mt19937::temper(engine_.state_.data() + used, numbers, toSize(taken));
     engine_.left_ -= taken;
     engine_.next_ = static_cast<std::uint32_t>(used + taken);
     numbers += taken;

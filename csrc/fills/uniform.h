@@ -10,6 +10,8 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include "../support/sizes.h"
+
 namespace torchext {
 
 namespace {
@@ -70,7 +72,7 @@ void uniformValues(const std::uint32_t* numbers, void* values, std::int64_t coun
   if (i < count) {
     std::uint32_t last_numbers[Lanes::kCount] = {};  // NOLINT(*-c-arrays): no functions of the standard library here
     Element last_values[Lanes::kCount];              // NOLINT(*-c-arrays)
-    const auto left = static_cast<std::size_t>(count - i);
+    const auto left = toSize(count - i);
     std::memcpy(last_numbers, numbers + i, left * sizeof(std::uint32_t));
     Lanes::store(last_values, range.values(last_numbers));
     std::memcpy(out + i, last_values, left * sizeof(Element));

@@ -15,6 +15,7 @@
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../marks/tensor_marks.h"
+#include "../support/sizes.h"
 #include "../torch_internals/open_tensor_impl.h"
 
 namespace torchext {
@@ -48,7 +49,7 @@ Tensor asBytes(const Storage& storage) {
   }
   const c10::DispatchKeySet keys{c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device())};
   auto impl = c10::make_intrusive<TensorImpl>(Storage{storage}, keys, caffe2::TypeMeta::Make<std::uint8_t>());
-  impl->set_sizes_contiguous({static_cast<std::int64_t>(storage.nbytes())});
+  impl->set_sizes_contiguous({toSigned(storage.nbytes())});
   return Tensor{std::move(impl)};
 }
 

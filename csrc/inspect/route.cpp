@@ -420,7 +420,7 @@ void RouteWalk::followBackendSelect(const TableEntry& entry) {
 std::optional<DispatchKey> RouteWalk::selectedBackend() const {
   const auto argument = [this](const char* name) -> const c10::IValue* {
     const int position = findArgument(op_.schema(), name);
-    return position < 0 ? nullptr : &arguments_.at(static_cast<std::size_t>(position));
+    return position < 0 ? nullptr : &arguments_.at(toSize(position));
   };
   const c10::IValue* dtype = argument("dtype");
   const c10::IValue* layout = argument("layout");

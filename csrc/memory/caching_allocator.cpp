@@ -9,6 +9,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
 
+#include "../support/sizes.h"
+
 namespace torchext {
 
 using c10::StreamId;
@@ -72,7 +74,7 @@ std::size_t expandableSize(const Block& block) {
 }
 
 std::int64_t asSigned(std::size_t bytes) {
-  return static_cast<std::int64_t>(bytes);
+  return toSigned(bytes);
 }
 
 void insertAfter(Block* block, Block* previous, Block* next) {

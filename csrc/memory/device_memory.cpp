@@ -14,6 +14,7 @@
 #include "../fake/cuda/fake_cuda.h"
 #include "../fake/cuda/streams.h"
 #include "../fake/storage/storage_memory.h"
+#include "../support/sizes.h"
 #include "cuda_settings.h"
 #include "out_of_memory.h"
 
@@ -73,7 +74,7 @@ DeviceMemory& DeviceMemory::of(c10::Device device) {
     }
     return devices;
   }();
-  return *cuda->at(static_cast<std::size_t>(device.index()));
+  return *cuda->at(toSize(device.index()));
 }
 
 DeviceMemory::DeviceMemory(c10::Device device) : device_{device} {}
@@ -105,16 +106,16 @@ std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
   }
   if (is_new) {
     host_stats_.allocations.increase(1);
-    host_stats_.allocated_bytes.increase(static_cast<std::int64_t>(size));
+    host_stats_.allocated_bytes.increase(toSigned(size));
   }
   host_stats_.active_requests.increase(1);
-  host_stats_.active_bytes.increase(static_cast<std::int64_t>(size));
+  host_stats_.active_bytes.increase(toSigned(size));
   return size;
 }
 
 void DeviceMemory::returnBlock(std::size_t size) noexcept {
   host_stats_.active_requests.decrease(1);
-  host_stats_.active_bytes.decrease(static_cast<std::int64_t>(size));
+  host_stats_.active_bytes.decrease(toSigned(size));
   if (isPinned() && size <= pinnedSettings().most_cached) {
     free_blocks_[c10::llvm::Log2_64_Ceil(size)].push_back(size);
   } else {
@@ -124,7 +125,7 @@ void DeviceMemory::returnBlock(std::size_t size) noexcept {
 
 void DeviceMemory::releaseBlock(std::size_t size) noexcept {
   host_stats_.allocations.decrease(1);
-  host_stats_.allocated_bytes.decrease(static_cast<std::int64_t>(size));
+  host_stats_.allocated_bytes.decrease(toSigned(size));
 }
 
 HostStats DeviceMemory::hostStats() {
@@ -168,7 +169,7 @@ void DeviceMemory::followGpu() {
   generation_ = generation;
   forgetWorkspacesIfAlone();
   const GpuDescription& gpu = fakeGpu();
-  const auto capacity = static_cast<std::size_t>(gpu.total_memory - gpu.context_memory);
+  const auto capacity = toSize(gpu.total_memory - gpu.context_memory);
   if (!allocator_ || first_ == nullptr) {
     allocator_.emplace(firstAddressOf(device_));
     allocator_->driver().setCapacity(capacity, gpu.is_limited);
@@ -338,8 +339,8 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
 }
 
 std::size_t DeviceMemory::reserved() const {
-  return allocator_ ? static_cast<std::size_t>(allocator_->stats().reserved_bytes.of(StatPool::kAll).current)
-                    : static_cast<std::size_t>(host_stats_.allocated_bytes.current);
+  return allocator_ ? toSize(allocator_->stats().reserved_bytes.of(StatPool::kAll).current)
+                    : toSize(host_stats_.allocated_bytes.current);
 }
 
 void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
@@ -349,10 +350,10 @@ void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
     report = {
         device_.index(),
         bytes,
-        static_cast<std::size_t>(fakeGpu().total_memory),
+        toSize(fakeGpu().total_memory),
         allocator_->driver().available(),
         allocator_->allowed(),
-        static_cast<std::size_t>(allocator_->stats().allocated_bytes.of(StatPool::kAll).current),
+        toSize(allocator_->stats().allocated_bytes.of(StatPool::kAll).current),
         reserved(),
     };
   }

@@ -81,8 +81,8 @@ class KernelBlocks {
     AllocationCause cause = current_cause;
     cause.is_of_kernel = true;
     for (const KernelStep& step : steps) {
-      const auto number = static_cast<std::size_t>(step.block);
-      const auto bytes = static_cast<std::size_t>(step.bytes);
+      const auto number = toSize(step.block);
+      const auto bytes = toSize(step.bytes);
       switch (step.kind) {
         case KernelStep::Kind::kAllocate:
           blocks_.resize(std::max(blocks_.size(), number + 1), nullptr);
@@ -174,7 +174,7 @@ const OperatorSet writesInPart{"write some elements of their first argument",
                                 "aten::index_fill_", "aten::scatter_", "aten::masked_scatter_", "aten::slice_scatter"}};
 
 bool isWrittenInPart(const OperatorHandle& op, const at::Tensor& written) {
-  const std::size_t bytes = static_cast<std::size_t>(written.numel()) * written.itemsize();
+  const std::size_t bytes = toSize(written.numel()) * written.itemsize();
   // FSDP2 resizes the storages of gathered parameters from 0 bytes, which writes no element.
   return (bytes > 0 && bytes < written.storage().nbytes()) || writesInPart(op);
 }

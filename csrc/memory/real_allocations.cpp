@@ -13,6 +13,7 @@
 #include "../support/allocation_reporter.h"
 #include "../support/locks.h"
 #include "../support/open_blocks.h"
+#include "../support/sizes.h"
 #include "device_memory.h"
 
 namespace torchext {
@@ -44,7 +45,7 @@ class Reporter final : public AllocationReporter {
         if (allocation != nullptr) {  // freed by a thread that does not report
           DeviceMemory::of(device).free(allocation);
         }
-        allocation = DeviceMemory::of(device).allocate(static_cast<std::size_t>(bytes), cause);
+        allocation = DeviceMemory::of(device).allocate(toSize(bytes), cause);
       }
     } else if (Allocation* allocation = take(address)) {
       DeviceMemory::of(device).free(allocation);

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "../support/locks.h"
+#include "../support/sizes.h"
 
 namespace torchext {
 
@@ -55,7 +56,7 @@ Timeline::Timeline() : number_{++timelines_begun} {}
 AllocationNumber Timeline::addBirth(AllocationRecord record, std::size_t reserved) {
   const Locked lock{LockRank::kTimelines};
   const auto number = static_cast<std::int32_t>(records_.size());
-  record.born = static_cast<std::int64_t>(events_.size());
+  record.born = toSigned(events_.size());
   if (record.scope < 0 && record.sequence_nr >= 0) {
     record.scope = scopeOfNode(record.sequence_nr);
   }
@@ -76,7 +77,7 @@ AllocationNumber Timeline::addExisting(AllocationRecord record) {
 void Timeline::addDeath(AllocationNumber allocation, std::size_t reserved) {
   const Locked lock{LockRank::kTimelines};
   if (AllocationRecord* record = find(allocation)) {
-    record->died = static_cast<std::int64_t>(events_.size());
+    record->died = toSigned(events_.size());
     events_.push_back({allocation.number, /*is_birth=*/false, reserved, nowInNanoseconds()});
   }
 }
@@ -108,12 +109,12 @@ std::int32_t Timeline::numberOf(const std::string& text) {
 
 std::string Timeline::nameOf(std::int32_t number) const {
   const Locked lock{LockRank::kTimelines};
-  return number < 0 ? std::string{} : names_.at(static_cast<std::size_t>(number));
+  return number < 0 ? std::string{} : names_.at(toSize(number));
 }
 
 std::int64_t Timeline::countEvents() const {
   const Locked lock{LockRank::kTimelines};
-  return static_cast<std::int64_t>(events_.size());
+  return toSigned(events_.size());
 }
 
 std::vector<c10::Device> Timeline::devices() const {
@@ -145,9 +146,9 @@ template <typename Visit>
 void Timeline::replay(c10::Device device, std::int64_t end, const Visit& visit) const {
   MemoryPoint point = beforeAll(device);
   visit(point);
-  for (const auto i : c10::irange(std::min(end, static_cast<std::int64_t>(events_.size())))) {
-    const MemoryEvent& event = events_[static_cast<std::size_t>(i)];
-    const AllocationRecord& record = records_[static_cast<std::size_t>(event.allocation)];
+  for (const auto i : c10::irange(std::min(end, toSigned(events_.size())))) {
+    const MemoryEvent& event = events_[toSize(i)];
+    const AllocationRecord& record = records_[toSize(event.allocation)];
     if (record.device == device) {
       apply(point, record, event.is_birth);
       point.event = i;
@@ -185,8 +186,7 @@ std::vector<MemoryPoint> Timeline::curve(c10::Device device,
                                          std::int64_t end,
                                          std::size_t count) const {
   const Locked lock{LockRank::kTimelines};
-  const auto stretch =
-      std::max<std::int64_t>(1, (end - begin) / static_cast<std::int64_t>(std::max<std::size_t>(count, 1)));
+  const auto stretch = std::max<std::int64_t>(1, (end - begin) / toSigned(std::max<std::size_t>(count, 1)));
   std::vector<MemoryPoint> points;
   std::int64_t last_stretch = -1;
   replay(device, end, [&](const MemoryPoint& point) {
@@ -224,10 +224,10 @@ std::map<std::int32_t, std::size_t> Timeline::peakOfLines(c10::Device device,
     }
   }
   std::map<std::int32_t, std::size_t> peaks = held;
-  const auto size = static_cast<std::int64_t>(events_.size());
+  const auto size = toSigned(events_.size());
   for (std::int64_t i = std::clamp<std::int64_t>(begin, 0, size); i < std::min(end, size); ++i) {
-    const MemoryEvent& event = events_[static_cast<std::size_t>(i)];
-    const AllocationRecord& record = records_[static_cast<std::size_t>(event.allocation)];
+    const MemoryEvent& event = events_[toSize(i)];
+    const AllocationRecord& record = records_[toSize(event.allocation)];
     if (record.device == device) {
       std::size_t& bytes = held[record.line];
       bytes += event.is_birth ? record.size : 0 - record.size;
@@ -239,12 +239,12 @@ std::map<std::int32_t, std::size_t> Timeline::peakOfLines(c10::Device device,
 
 AllocationRecord Timeline::record(std::int32_t allocation) const {
   const Locked lock{LockRank::kTimelines};
-  return records_.at(static_cast<std::size_t>(allocation));
+  return records_.at(toSize(allocation));
 }
 
 std::vector<MemoryEvent> Timeline::events(std::int64_t begin, std::int64_t end) const {
   const Locked lock{LockRank::kTimelines};
-  const auto size = static_cast<std::int64_t>(events_.size());
+  const auto size = toSigned(events_.size());
   const std::int64_t first = std::clamp<std::int64_t>(begin, 0, size);
   return {events_.begin() + first, events_.begin() + std::clamp(end, first, size)};
 }
@@ -260,9 +260,7 @@ std::int32_t Timeline::scopeOfNode(std::int64_t sequence_nr) const {
 }
 
 AllocationRecord* Timeline::find(AllocationNumber allocation) {
-  return allocation.number >= 0 && allocation.timeline == number_
-             ? &records_[static_cast<std::size_t>(allocation.number)]
-             : nullptr;
+  return allocation.number >= 0 && allocation.timeline == number_ ? &records_[toSize(allocation.number)] : nullptr;
 }
 
 std::shared_ptr<Timeline> openTimeline() {

@@ -15,6 +15,7 @@
 #include "../amp/policies.h"
 #include "../amp/region.h"
 #include "../support/open_blocks.h"
+#include "../support/sizes.h"
 #include "bind.h"
 #include "block_type.h"
 #include "interpreter.h"
@@ -78,7 +79,7 @@ bool readDeviceType(PyObject* given, std::optional<c10::DeviceType>& device_type
                  Py_TYPE(given)->tp_name);
     return false;
   }
-  device_type = deviceTypeNamed({name, static_cast<std::size_t>(size)});
+  device_type = deviceTypeNamed({name, toSize(size)});
   if (!device_type) {
     PyErr_Format(PyExc_ValueError, "autocast() does not support the device type %R. Supported are %s.", given,
                  deviceTypesThatAutocast().c_str());

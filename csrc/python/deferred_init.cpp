@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/sizes.h"
 #include "bind.h"
 #include "interpreter.h"
 #include "module.h"
@@ -88,7 +89,7 @@ pybind11::object allFakesIfIn(const pybind11::object& container) {
     }
   }
   // Only fake storages and open blocks hold this lease.
-  is_complete = is_complete && leaseOfFakes().holders() == static_cast<std::int64_t>(storages.size());
+  is_complete = is_complete && leaseOfFakes().holders() == toSigned(storages.size());
   return is_complete ? pybind11::object{std::move(fakes)} : pybind11::none();
 }
 

@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "../support/interpreter.h"
+#include "../support/sizes.h"
 
 namespace torchext::python {
 
@@ -43,7 +44,7 @@ Provided classOf(ErrorKind kind) noexcept {
 void provide(const std::string& name, const pybind11::object& value) {
   const auto* const found = std::find(kNames.begin(), kNames.end(), name);
   TORCH_CHECK_VALUE(found != kNames.end(), "provide() knows no `", name, "`.");
-  objects().at(static_cast<std::size_t>(found - kNames.begin())) = value.inc_ref().ptr();
+  objects().at(toSize(found - kNames.begin())) = value.inc_ref().ptr();
 }
 
 // Throws the error that the Python API has set.

@@ -18,6 +18,7 @@
 #include "../memory/real_allocations.h"
 #include "../memory/timeline.h"
 #include "../support/locks.h"
+#include "../support/sizes.h"
 #include "bind.h"
 #include "module.h"
 
@@ -281,14 +282,14 @@ using SimulatedEvent = std::tuple<std::string, std::int64_t, std::int64_t, std::
 std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int64_t capacity,
                                                                         const std::vector<SimulatedEvent>& events) {
   CachingAllocator allocator{std::size_t{1} << 44U};
-  allocator.driver().setCapacity(static_cast<std::size_t>(capacity), /*is_limited=*/true);
+  allocator.driver().setCapacity(toSize(capacity), /*is_limited=*/true);
   std::unordered_map<std::int64_t, Block*> blocks;
   std::vector<std::tuple<std::int64_t, std::int64_t>> result;
   for (const auto& [what, id, bytes, stream] : events) {
     bool failed = false;
     if (what == "alloc") {
       try {
-        blocks[id] = allocator.allocate(static_cast<std::size_t>(bytes), stream);
+        blocks[id] = allocator.allocate(toSize(bytes), stream);
       } catch (const FailedRequest&) {
         failed = true;
       }
@@ -347,9 +348,8 @@ c10::Device deviceNamed(const std::string& name) {
 std::int32_t memoryNumber(const at::Tensor& tensor) {
   std::int32_t number = -1;
   if (tensor.has_storage()) {
-    visitCountedAllocation(tensor.storage(), [&number](const Allocation& allocation) {
-      number = allocation.number.number;
-    });
+    visitCountedAllocation(tensor.storage(),
+                           [&number](const Allocation& allocation) { number = allocation.number.number; });
   }
   return number;
 }
@@ -496,7 +496,7 @@ void bindMemory(py::module_& module) {
   bind(module, "is_cuda_history_recorded", [] { return memoryOf(0).isHistoryRecorded(); });
   bind(module, "check_allocator_settings", [](const std::string& settings) { cudaSettings(settings); });
   bind(module, "cuda_mem_get_info", onAllocator([](auto& allocator) {
-         return std::tuple{allocator.driver().available(), static_cast<std::size_t>(fakeGpu().total_memory)};
+         return std::tuple{allocator.driver().available(), toSize(fakeGpu().total_memory)};
        }));
   bind(module, "cuda_enter_pool", [](std::int64_t device, PoolId id) {
     memoryOf(device).withAllocator([id](auto& allocator) { allocator.enterPool(id); });

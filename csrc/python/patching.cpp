@@ -16,6 +16,7 @@
 
 #include "../fake/fake.h"
 #include "../marks/tensor_marks.h"
+#include "../support/sizes.h"
 #include "bind.h"
 #include "interpreter.h"
 #include "module.h"
@@ -123,12 +124,12 @@ PyObject* callReplacement(
     const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keyword_names) {
   const auto keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
   std::vector<PyObject*> all{nullptr};
-  all.reserve(static_cast<std::size_t>(count + keywords) + 2);
+  all.reserve(toSize(count + keywords) + 2);
   if (slot.passes_self) {
     all.push_back(self);
   }
   all.insert(all.end(), args, args + count + keywords);
-  const auto positional = all.size() - 1 - static_cast<std::size_t>(keywords);
+  const auto positional = all.size() - 1 - toSize(keywords);
   PyObject* const called = slot.called;
   Py_INCREF(called);  // may be restored during the call
   PyObject* result =

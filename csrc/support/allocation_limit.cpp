@@ -7,6 +7,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 
 #include "allocation_reporter.h"
+#include "sizes.h"
 
 namespace torchext {
 
@@ -22,7 +23,7 @@ class Reporter final : public AllocationReporter {
                          std::size_t /*allocated*/,
                          std::size_t /*reserved*/,
                          c10::Device device) override {
-    if (device.is_cpu() && bytes > 0 && static_cast<std::size_t>(bytes) > max_bytes_) {
+    if (device.is_cpu() && bytes > 0 && toSize(bytes) > max_bytes_) {
       c10::profiledCPUMemoryReporter().Delete(address);
       c10::free_cpu(address);
       throw std::bad_alloc{};

@@ -8,6 +8,8 @@
 #include <ctime>
 
 #include <sys/mman.h>
+
+#include "sizes.h"
 #endif
 
 namespace torchext {
@@ -80,7 +82,7 @@ bool areHugePagesCheaper() noexcept {
 // `madvise` is best effort: if it fails, the memory stays on small pages.
 void adviseHuge(char* begin, char* end) noexcept {
   if (begin < end && areHugePagesCheaper()) {
-    madvise(begin, static_cast<std::size_t>(end - begin), MADV_HUGEPAGE);
+    madvise(begin, toSize(end - begin), MADV_HUGEPAGE);
   }
 }
 
@@ -100,7 +102,7 @@ FreshPages::FreshPages(void* data, std::size_t nbytes) noexcept
 void FreshPages::provideBlock() noexcept {
   char* begin = next_;
   next_ = roundedDown(begin, kHugePage) + kHugePage;
-  const auto nbytes = static_cast<std::size_t>(std::min(next_, end_) - begin);
+  const auto nbytes = toSize(std::min(next_, end_) - begin);
   if (isPresent(begin)) {
     return;
   }

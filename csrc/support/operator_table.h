@@ -20,6 +20,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torchext/macros.h>
 
+#include "sizes.h"
+
 namespace torchext {
 
 // A name in a table stands for all overloads of an operator, or for one ("aten::add" is the one with an empty name).
@@ -66,7 +68,7 @@ class OperatorTable {
   // Returns the value of the operator, or the default of its type.
   Value operator()(const c10::OperatorHandle& op) const {
     const int group = groups_.find(op);
-    return group < 0 ? Value{} : values_[static_cast<std::size_t>(group)];
+    return group < 0 ? Value{} : values_[toSize(group)];
   }
 
  private:

@@ -14,6 +14,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorOptions.h>
 
+#include "sizes.h"
+
 namespace torchext {
 
 using at::Tensor;
@@ -39,7 +41,7 @@ bool isPlain(const Tensor& tensor) {
 
 std::size_t neededBytes(const Tensor& tensor) {
   return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
-                                          static_cast<std::size_t>(tensor.storage_offset()));
+                                          toSize(tensor.storage_offset()));
 }
 
 bool holdsItsElements(const Tensor& tensor) {
@@ -49,9 +51,9 @@ bool holdsItsElements(const Tensor& tensor) {
 Storage makeZeroStorage(std::size_t nbytes) {
   void* zeros = std::calloc(std::max<std::size_t>(nbytes, 1), 1);
   TORCH_CHECK_WITH(OutOfMemoryError, zeros != nullptr, "cannot allocate ", nbytes, " bytes of zeros");
-  return Storage{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, static_cast<std::int64_t>(nbytes),
-      c10::DataPtr{zeros, zeros, &std::free, c10::kCPU}, c10::GetCPUAllocator(), /*resizable=*/true)};
+  return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(nbytes),
+                                                       c10::DataPtr{zeros, zeros, &std::free, c10::kCPU},
+                                                       c10::GetCPUAllocator(), /*resizable=*/true)};
 }
 
 Storage makeReadOnlyZeroStorage(std::size_t nbytes) {
@@ -60,9 +62,9 @@ Storage makeReadOnlyZeroStorage(std::size_t nbytes) {
   void* zeros = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK_WITH(OutOfMemoryError, zeros != MAP_FAILED, "cannot reserve ", nbytes, " bytes of zeros");
   auto* mapping = new Mapping{zeros, size};
-  return Storage{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, static_cast<std::int64_t>(nbytes),
-      c10::DataPtr{zeros, mapping, &unmap, c10::kCPU}, /*allocator=*/nullptr, /*resizable=*/false)};
+  return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(nbytes),
+                                                       c10::DataPtr{zeros, mapping, &unmap, c10::kCPU},
+                                                       /*allocator=*/nullptr, /*resizable=*/false)};
 }
 
 Tensor makeStridedTensor(Storage storage,

@@ -11,6 +11,8 @@
 #include <ATen/core/stack.h>
 #include <c10/util/FunctionRef.h>
 
+#include "sizes.h"
+
 namespace c10 {
 class OperatorHandle;
 }

@@ -11,6 +11,7 @@
 #include <c10/util/ParallelGuard.h>
 
 #include "../../fills/threads.h"
+#include "../../support/sizes.h"
 #include "../state/real_dispatch.h"
 #include "op_graph.h"
 
@@ -70,7 +71,7 @@ Digest digestOfBytes(const std::uint8_t* bytes, std::size_t count) {
 // Starting a thread takes less time than reading a few chunks.
 std::size_t threadsFor(std::size_t chunks) {
   constexpr std::size_t kMinChunksPerThread = 4;
-  const auto most = static_cast<std::size_t>(at::in_parallel_region() ? 1 : at::get_num_threads());
+  const auto most = toSize(at::in_parallel_region() ? 1 : at::get_num_threads());
   return std::clamp<std::size_t>(chunks / kMinChunksPerThread, 1, most);
 }
 
@@ -121,14 +122,14 @@ void Reader::read(const Tensor& tensor) {
 
 // Reads in memory order, which strides and shape determine.
 void Reader::readDense(const Tensor& tensor) {
-  const auto nbytes = static_cast<int64_t>(tensor.nbytes());
+  const auto nbytes = toSigned(tensor.nbytes());
   if (tensor.is_cpu()) {
     readMemory(static_cast<const std::uint8_t*>(tensor.const_data_ptr()), tensor.nbytes());
     return;
   }
-  const auto begin_of_tensor = static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+  const auto begin_of_tensor = toSize(tensor.storage_offset()) * tensor.itemsize();
   const Tensor all = bytesAt(tensor.storage(), begin_of_tensor, tensor.nbytes());
-  constexpr auto kAtATime = static_cast<int64_t>(64 * kChunkBytes);
+  constexpr auto kAtATime = toSigned(64 * kChunkBytes);
   for (int64_t begin = 0; begin < nbytes; begin += kAtATime) {
     const Tensor part = all.narrow(0, begin, std::min(kAtATime, nbytes - begin)).cpu();
     readMemory(part.const_data_ptr<std::uint8_t>(), part.nbytes());
@@ -140,8 +141,8 @@ void Reader::readMemory(const std::uint8_t* bytes, std::size_t count) {
   const std::size_t chunks = (count + kChunkBytes - 1) / kChunkBytes;
   digests_.resize(first + chunks);
   const std::size_t threads = threadsFor(chunks);
-  runAtOnce(static_cast<std::int64_t>(threads), [&](std::int64_t thread) {
-    for (auto i = static_cast<std::size_t>(thread); i < chunks; i += threads) {
+  runAtOnce(toSigned(threads), [&](std::int64_t thread) {
+    for (auto i = toSize(thread); i < chunks; i += threads) {
       const std::size_t offset = i * kChunkBytes;
       digests_[first + i] = digestOfBytes(bytes + offset, std::min(kChunkBytes, count - offset));
     }
@@ -151,10 +152,10 @@ void Reader::readMemory(const std::uint8_t* bytes, std::size_t count) {
 // Each thread copies its pieces alone: a parallel copy of so little memory would take longer.
 void Reader::readPieces() {
   const std::size_t threads = threadsFor(pieces_.size());
-  runAtOnce(static_cast<std::int64_t>(threads), [&](std::int64_t thread) {
+  runAtOnce(toSigned(threads), [&](std::int64_t thread) {
     const RealDispatch guard;
     const c10::ParallelGuard serial{true};
-    for (auto i = static_cast<std::size_t>(thread); i < pieces_.size(); i += threads) {
+    for (auto i = toSize(thread); i < pieces_.size(); i += threads) {
       const Tensor dense = pieces_[i].first.contiguous();
       digests_[pieces_[i].second] =
           digestOfBytes(static_cast<const std::uint8_t*>(dense.const_data_ptr()), dense.nbytes());

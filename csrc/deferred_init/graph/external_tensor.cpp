@@ -12,6 +12,7 @@
 #include "../../fake/fake.h"
 #include "../../support/locks.h"
 #include "../../support/plain_tensors.h"
+#include "../../support/sizes.h"
 #include "../state/real_dispatch.h"
 #include "op_graph.h"
 
@@ -31,7 +32,7 @@ bool showsMemory(const Tensor& tensor) {
 // The byte range of a plain tensor, from its first to its last element.
 struct Span {
   explicit Span(const Tensor& tensor)
-      : begin{static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()},
+      : begin{toSize(tensor.storage_offset()) * tensor.itemsize()},
         nbytes{tensor.numel() == 0 ? 0 : neededBytes(tensor) - begin} {}
 
   std::size_t begin;
@@ -72,7 +73,7 @@ Storage SharedCopies::of(const Tensor& bytes, std::size_t offset) {
       return known;
     }
   }
-  const auto size = static_cast<int64_t>(offset + bytes.nbytes());
+  const auto size = toSigned(offset + bytes.nbytes());
   Storage copy = at::empty({size}, at::TensorOptions(c10::kByte).device(bytes.device())).storage();
   bytesAt(copy, offset, bytes.nbytes()).copy_(bytes);
   add(key, copy);
@@ -126,7 +127,7 @@ Tensor copyOf(const Tensor& tensor, const Span& span) {
   const RealDispatch guard;
   const std::size_t offset = alignmentOffset(tensor);
   Geometry geometry = Geometry::of(tensor);
-  geometry.storage_offset = static_cast<int64_t>(offset / tensor.itemsize());
+  geometry.storage_offset = toSigned(offset / tensor.itemsize());
   return geometry.makeTensor(sharedCopies().of(bytesAt(tensor.storage(), span.begin, span.nbytes), offset));
 }
 

@@ -102,7 +102,7 @@ bool makesPinned(const OpNode& node) {
   }
   const auto& schema = node.op().schema();
   const int position = takesTensorOptions(schema) ? findArgument(schema, "pin_memory") : -1;
-  const c10::IValue pin = position < 0 ? c10::IValue{} : node.arguments()[static_cast<std::size_t>(position)];
+  const c10::IValue pin = position < 0 ? c10::IValue{} : node.arguments()[toSize(position)];
   return pin.isBool() && pin.toBool();
 }
 
@@ -159,11 +159,11 @@ bool Geometry::hasElements() const {
 }
 
 std::size_t Geometry::nbytes() const {
-  return static_cast<std::size_t>(c10::multiply_integers(sizes)) * dtype.itemsize();
+  return toSize(c10::multiply_integers(sizes)) * dtype.itemsize();
 }
 
 std::size_t Geometry::bytesReached() const {
-  return at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), static_cast<std::size_t>(storage_offset));
+  return at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), toSize(storage_offset));
 }
 
 bool Geometry::isContiguous() const {
@@ -196,7 +196,7 @@ Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
     return {c10::Storage::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, /*resizable=*/true};
   }
   const auto options = at::TensorOptions().dtype(c10::kByte).device(device).pinned_memory(is_pinned);
-  const Tensor bytes = at::empty({static_cast<int64_t>(nbytes)}, options);
+  const Tensor bytes = at::empty({toSigned(nbytes)}, options);
   if (device.is_cpu() && !is_pinned) {
     preferHugePages(bytes.mutable_data_ptr(), nbytes);
   }
@@ -204,8 +204,7 @@ Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
 }
 
 Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes) {
-  const Geometry bytes{{static_cast<int64_t>(nbytes)},         {1},   static_cast<int64_t>(begin),
-                       caffe2::TypeMeta::Make<std::uint8_t>(), false, false};
+  const Geometry bytes{{toSigned(nbytes)}, {1}, toSigned(begin), caffe2::TypeMeta::Make<std::uint8_t>(), false, false};
   return bytes.makeTensor(storage);
 }
 

@@ -6,6 +6,8 @@
 
 #include <c10/util/irange.h>
 
+#include "../../support/sizes.h"
+
 namespace torchext {
 
 namespace {
@@ -23,7 +25,7 @@ std::vector<Dimension> dimensionsOf(c10::IntArrayRef sizes, c10::IntArrayRef str
   std::vector<Dimension> dimensions;
   for (const auto i : c10::irange(sizes.size())) {
     if (sizes[i] > 1 && strides[i] != 0) {
-      dimensions.push_back({static_cast<std::size_t>(sizes[i]), static_cast<std::size_t>(strides[i]) * itemsize});
+      dimensions.push_back({toSize(sizes[i]), toSize(strides[i]) * itemsize});
     }
   }
   std::stable_sort(dimensions.begin(), dimensions.end(),
@@ -64,7 +66,7 @@ std::optional<ByteSet> ByteSet::ofElements(c10::IntArrayRef sizes,
     length += (dimensions.back().size - 1) * dimensions.back().stride;
     dimensions.pop_back();
   }
-  const auto first = static_cast<std::size_t>(storage_offset) * itemsize;
+  const auto first = toSize(storage_offset) * itemsize;
   if (dimensions.empty()) {
     return ByteSet{first, first + length};
   }

@@ -7,6 +7,7 @@
 #include <c10/util/irange.h>
 
 #include "../../fake/calls/op_traits.h"
+#include "../../support/sizes.h"
 
 namespace torchext {
 
@@ -19,7 +20,7 @@ constexpr std::size_t kMinBytesForParts = 1024;  // bytes
 bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
   std::size_t shown = geometry.dtype.itemsize();
   for (const auto i : c10::irange(geometry.sizes.size())) {
-    shown *= static_cast<std::size_t>(geometry.strides[i] == 0 ? 1 : geometry.sizes[i]);
+    shown *= toSize(geometry.strides[i] == 0 ? 1 : geometry.sizes[i]);
   }
   return shown <= nbytes / 4 * 3;
 }

@@ -52,7 +52,7 @@ bool takesSafeNumbers(const OpNode& node) {
     return argument.number && isSafe(*argument.number, is_factor);
   });
   const int alpha = findArgument(node.op().schema(), "alpha");
-  return are_safe && (alpha < 0 || node.arguments()[static_cast<std::size_t>(alpha)].toScalar().equal(1));
+  return are_safe && (alpha < 0 || node.arguments()[toSize(alpha)].toScalar().equal(1));
 }
 
 // Returns `mul_` for `mul_` and `mul`: names of in-place operators end in an underscore.
@@ -75,7 +75,7 @@ bool isConversion(const OpNode& node) {
     return false;
   }
   const auto given = [&node](const char* name) -> const c10::IValue& {
-    return node.arguments()[static_cast<std::size_t>(findArgument(node.op().schema(), name))];
+    return node.arguments()[toSize(findArgument(node.op().schema(), name))];
   };
   return !given("pin_memory").toOptional<bool>().value_or(false) &&
          given("device").toOptional<c10::Device>().value_or(c10::kCPU).is_cpu();
@@ -87,7 +87,7 @@ bool isWholeStorage(const StorageValue& value, const Geometry& geometry) {
 }
 
 Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int64_t begin, std::int64_t end) {
-  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  const auto itemsize = toSigned(geometry.dtype.itemsize());
   auto* data = static_cast<std::byte*>(storage.mutable_data()) + (geometry.storage_offset + begin) * itemsize;
   return at::from_blob(data, {end - begin}, at::dtype(geometry.dtype));
 }

@@ -5,6 +5,8 @@
 
 #include <c10/util/irange.h>
 
+#include "../../support/sizes.h"
+
 namespace torchext {
 
 namespace {
@@ -32,7 +34,7 @@ Geometry narrowed(const Geometry& geometry, const IndexRanges& ranges) {
 at::Tensor narrowed(const at::Tensor& tensor, const IndexRanges& ranges) {
   at::Tensor part = tensor;
   for (const auto i : c10::irange(ranges.size())) {
-    part = part.narrow(static_cast<std::int64_t>(i), ranges[i].first, ranges[i].second - ranges[i].first);
+    part = part.narrow(toSigned(i), ranges[i].first, ranges[i].second - ranges[i].first);
   }
   return part;
 }
@@ -43,14 +45,14 @@ std::shared_ptr<const Grid> Grid::of(std::size_t nbytes, const std::vector<const
   std::vector<std::int64_t> strides;
   std::int64_t unit = std::numeric_limits<std::int64_t>::max();
   for (const Geometry* tensor : tensors) {
-    unit = std::min(unit, static_cast<std::int64_t>(tensor->dtype.itemsize()));
-    addStride(strides, static_cast<std::int64_t>(tensor->dtype.itemsize()));
+    unit = std::min(unit, toSigned(tensor->dtype.itemsize()));
+    addStride(strides, toSigned(tensor->dtype.itemsize()));
   }
   addStride(strides, unit);
   for (const Geometry* tensor : tensors) {
     for (const auto i : c10::irange(tensor->sizes.size())) {
       if (tensor->sizes[i] > 1) {
-        addStride(strides, tensor->strides[i] * static_cast<std::int64_t>(tensor->dtype.itemsize()));
+        addStride(strides, tensor->strides[i] * toSigned(tensor->dtype.itemsize()));
       }
     }
   }
@@ -58,7 +60,7 @@ std::shared_ptr<const Grid> Grid::of(std::size_t nbytes, const std::vector<const
   std::vector<Level> levels;
   std::int64_t outer = 0;
   for (const std::int64_t stride : strides) {
-    const auto all = (static_cast<std::int64_t>(nbytes) + stride - 1) / stride;
+    const auto all = (toSigned(nbytes) + stride - 1) / stride;
     levels.push_back({stride, outer == 0 ? std::max<std::int64_t>(all, 1) : outer / stride});
     outer = stride;
   }
@@ -93,7 +95,7 @@ Grid::Steps Grid::stepsOf(std::int64_t stride, std::int64_t count) const {
 }
 
 std::vector<Grid::Steps> Grid::stepsOf(const Geometry& geometry) const {
-  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  const auto itemsize = toSigned(geometry.dtype.itemsize());
   std::vector<Steps> steps;
   steps.reserve(geometry.sizes.size() + 1);
   for (const auto i : c10::irange(geometry.sizes.size())) {
@@ -108,8 +110,7 @@ std::optional<Box> Grid::boxOf(const Geometry& geometry) const {
   if (!geometry.hasElements()) {
     return std::nullopt;
   }
-  const std::vector<std::int64_t> first =
-      indicesOf(geometry.storage_offset * static_cast<std::int64_t>(geometry.dtype.itemsize()));
+  const std::vector<std::int64_t> first = indicesOf(geometry.storage_offset * toSigned(geometry.dtype.itemsize()));
   std::vector<std::int64_t> last = first;
   for (const Steps& steps : stepsOf(geometry)) {
     last[steps.level] += steps.steps * (steps.count - 1);
@@ -134,7 +135,7 @@ std::size_t Box::nbytes() const {
   for (const auto& [first, last] : ranges_) {
     bytes *= last - first;
   }
-  return static_cast<std::size_t>(bytes);
+  return toSize(bytes);
 }
 
 std::int64_t Box::lead() const {
@@ -158,7 +159,7 @@ std::vector<std::int64_t> Box::packedStrides() const {
 Box Box::withWholeElements(std::size_t itemsize) const {
   IndexRanges ranges = ranges_;
   for (const auto i : c10::irange(ranges.size())) {
-    if (grid_->levels_[i].stride < static_cast<std::int64_t>(itemsize)) {
+    if (grid_->levels_[i].stride < toSigned(itemsize)) {
       ranges[i] = {0, grid_->levels_[i].count};
     }
   }
@@ -209,7 +210,7 @@ Box Box::keepingStrides() const {
 }
 
 Geometry Box::shown(const Geometry& geometry) const {
-  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  const auto itemsize = toSigned(geometry.dtype.itemsize());
   const std::vector<std::int64_t> strides = packedStrides();
   Geometry packed = geometry;
   packed.storage_offset = geometry.hasElements() ? placeOf(geometry.storage_offset * itemsize) / itemsize : 0;
@@ -226,7 +227,7 @@ Geometry Box::shown(const Geometry& geometry) const {
 std::optional<IndexRanges> Box::elementsOf(const Geometry& geometry) const {
   const auto& levels = grid_->levels_;
   const std::vector<std::int64_t> first =
-      grid_->indicesOf(geometry.storage_offset * static_cast<std::int64_t>(geometry.dtype.itemsize()));
+      grid_->indicesOf(geometry.storage_offset * toSigned(geometry.dtype.itemsize()));
   const std::vector<Grid::Steps> steps = grid_->stepsOf(geometry);
   std::vector<std::int64_t> last = first;
   std::vector<int> movers(levels.size(), 0);

@@ -21,6 +21,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "../../support/sizes.h"
 #include "../graph/op_graph.h"
 
 namespace torchext {
@@ -57,7 +58,7 @@ class Box {
 
   // The size of a storage for these bytes.
   std::size_t packedBytes() const {
-    return static_cast<std::size_t>(lead()) + nbytes();
+    return toSize(lead()) + nbytes();
   }
 
   bool contains(const Box& other) const;

@@ -47,7 +47,7 @@ bool isOneOf(const std::array<std::string_view, N>& names, const OpNode& node) {
 }
 
 const IValue& argumentOf(const OpNode& node, const char* name) {
-  return node.arguments()[static_cast<std::size_t>(findArgument(node.op().schema(), name))];
+  return node.arguments()[toSize(findArgument(node.op().schema(), name))];
 }
 
 c10::ScalarType dtypeOf(const Geometry& geometry) {
@@ -156,7 +156,7 @@ bool hasOneResult(const OpNode& node) {
     return false;
   }
   const int alpha = findArgument(node.op().schema(), "alpha");
-  return alpha < 0 || node.arguments()[static_cast<std::size_t>(alpha)].toScalar().equal(1);
+  return alpha < 0 || node.arguments()[toSize(alpha)].toScalar().equal(1);
 }
 
 // For `where`, numbers would become tensors of another dtype.
@@ -248,8 +248,8 @@ std::optional<Piece> pieceAt(const IndexRanges& ranges, const IndexRanges& targe
 
 std::size_t dimensionOf(const OpNode& node) {
   const std::int64_t dim = argumentOf(node, "dim").toInt();
-  const auto rank = static_cast<std::int64_t>(writtenGeometry(node).sizes.size());
-  return static_cast<std::size_t>(dim < 0 ? dim + rank : dim);
+  const auto rank = toSigned(writtenGeometry(node).sizes.size());
+  return toSize(dim < 0 ? dim + rank : dim);
 }
 
 // Returns the piece of each argument of `cat` and `stack`.
@@ -358,10 +358,9 @@ std::optional<std::size_t> copiedArgument(const OpNode& node) {
     return is_alone ? std::optional{source} : std::nullopt;
   }
   const int device = findArgument(node.op().schema(), "device");
-  const auto to =
-      device < 0 ? std::nullopt : node.arguments()[static_cast<std::size_t>(device)].toOptional<c10::Device>();
+  const auto to = device < 0 ? std::nullopt : node.arguments()[toSize(device)].toOptional<c10::Device>();
   const int pin = findArgument(node.op().schema(), "pin_memory");
-  const bool pins = pin >= 0 && node.arguments()[static_cast<std::size_t>(pin)].toOptional<bool>().value_or(false);
+  const bool pins = pin >= 0 && node.arguments()[toSize(pin)].toOptional<bool>().value_or(false);
   return (!to || *to == argument.value->device()) && !pins ? std::optional{source} : std::nullopt;
 }
 
@@ -419,8 +418,7 @@ std::size_t bytesOfConversions(const OpNode& node, std::size_t elements) {
     const auto dtype = dtypeOf(argument);
     const bool is_condition = is_where && i == 0;
     if (dtype && !sizesOf(argument).empty() && !argument.device && !is_condition) {
-      tensors.emplace_back(*dtype,
-                           std::min(elements, static_cast<std::size_t>(c10::multiply_integers(sizesOf(argument)))));
+      tensors.emplace_back(*dtype, std::min(elements, toSize(c10::multiply_integers(sizesOf(argument)))));
     }
   }
   if (tensors.empty()) {

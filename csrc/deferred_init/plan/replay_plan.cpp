@@ -8,6 +8,7 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
 
+#include "../../support/sizes.h"
 #include "../graph/computed_values.h"
 #include "elementwise_steps.h"
 #include "replay_order.h"
@@ -478,8 +479,8 @@ void checkPlan(const ReplayPlan& plan) {
       TORCH_INTERNAL_ASSERT(plan.of(value).last_use == planned.place);
     }
     dropped += planned.last_uses.size();
-    needed += static_cast<std::size_t>(std::count_if(planned.writes.begin(), planned.writes.end(),
-                                                     [](const PlannedValue& one) { return one.value != nullptr; }));
+    needed += toSize(std::count_if(planned.writes.begin(), planned.writes.end(),
+                                   [](const PlannedValue& one) { return one.value != nullptr; }));
   }
   TORCH_INTERNAL_ASSERT(std::all_of(runs.begin(), runs.end(), [](std::size_t count) { return count == 1; }),
                         "An operator of a plan is run twice, or never.");

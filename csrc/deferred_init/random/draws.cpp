@@ -43,7 +43,7 @@ std::uint64_t tryOut(const OperatorHandle& op, const Stack& stack, int64_t numel
   {
     const RealDispatch guard;
     trial[0] = at::empty({numel}, at::TensorOptions().dtype(dtype).device(at::kCPU));
-    trial[static_cast<std::size_t>(generatorArgument(op.schema()))] = generator;
+    trial[toSize(generatorArgument(op.schema()))] = generator;
     op.callBoxed(trial);
   }
   return static_cast<std::uint64_t>(left - impl.engine().data().left_);
@@ -74,7 +74,7 @@ std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t
   thread_local std::size_t next = 0;
   const auto& schema = op.schema();
   const std::size_t self = stack.size() - schema.arguments().size();
-  const auto count = static_cast<std::size_t>(generatorArgument(schema)) - 1;
+  const auto count = toSize(generatorArgument(schema)) - 1;
   const auto numbers = c10::ArrayRef<IValue>(stack).slice(self + 1, count);
   const auto known = std::find_if(trials.begin(), trials.end(),
                                   [&](const Trial& trial) { return trial.is(schema, numel, dtype, numbers); });

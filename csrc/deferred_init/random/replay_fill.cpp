@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "../../fake/calls/op_traits.h"
+#include "../../support/sizes.h"
 #include "draws.h"
 #include "truncated_normals.h"
 #include "twister_tape.h"
@@ -53,7 +54,7 @@ bool replayFill(const c10::OperatorHandle& op, Stack& stack, const at::Generator
 
 void callWithGenerator(const c10::OperatorHandle& op, Stack& stack, const at::Generator& generator) {
   if (!replayFill(op, stack, generator)) {
-    stack[static_cast<std::size_t>(generatorArgument(op.schema()))] = generator;
+    stack[toSize(generatorArgument(op.schema()))] = generator;
     op.callBoxed(stack);
   }
 }

@@ -60,7 +60,7 @@ RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_sm
   const auto collect = [&](const Tensor& tensor) {
     if (StorageValuePtr value = valueOf(tensor)) {
       const auto known = std::find(values.begin(), values.end(), value);
-      value_of_entry.push_back(static_cast<std::size_t>(known - values.begin()));
+      value_of_entry.push_back(toSize(known - values.begin()));
       if (known == values.end()) {
         values.push_back(std::move(value));
       }
@@ -166,7 +166,7 @@ std::vector<Tensor> scratchTensors(const OpNode& node) {
       tensors.push_back(argument.geometry().makeEmptyTensor(device));
     } else {
       const auto found = std::find(values.begin(), values.end(), argument.value) - values.begin();
-      tensors.push_back(argument.geometry().makeTensor(storages[static_cast<std::size_t>(found)]));
+      tensors.push_back(argument.geometry().makeTensor(storages[toSize(found)]));
     }
   }
   return tensors;

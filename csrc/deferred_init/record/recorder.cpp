@@ -519,7 +519,7 @@ std::optional<at::Generator> RecordedCall::generator() const {
   const c10::Device device = DeviceRules{op_, stack_}.outputDevice();
   const int position = generatorArgument(op_.schema());
   if (position >= 0 && !device.is_meta()) {
-    const IValue& given = torch::jit::peek(stack_, static_cast<std::size_t>(position), num_arguments_);
+    const IValue& given = torch::jit::peek(stack_, toSize(position), num_arguments_);
     if (!given.isNone()) {
       return given.toGenerator();
     }

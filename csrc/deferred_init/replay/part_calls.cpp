@@ -16,7 +16,7 @@ namespace torchext {
 namespace {
 
 const c10::IValue& argumentOf(const OpNode& node, const char* name) {
-  return node.arguments()[static_cast<std::size_t>(findArgument(node.op().schema(), name))];
+  return node.arguments()[toSize(findArgument(node.op().schema(), name))];
 }
 
 // `result` shows `ranges` of the whole result. Returns its `target` range, given in coordinates of the whole.
@@ -84,7 +84,7 @@ void computePart(const OpNode& node,
 
 void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, const at::Generator& generator) {
   const Geometry& geometry = writtenGeometry(node);
-  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  const auto itemsize = toSigned(geometry.dtype.itemsize());
   const std::int64_t count = c10::multiply_integers(geometry.sizes);
   const std::int64_t first = geometry.storage_offset * itemsize;
   const std::int64_t last = first + count * itemsize;

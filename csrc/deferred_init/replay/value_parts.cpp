@@ -8,6 +8,8 @@
 #include <ATen/ops/clone.h>
 #include <c10/util/irange.h>
 
+#include "../../support/sizes.h"
+
 namespace torchext {
 
 using c10::Storage;
@@ -18,11 +20,11 @@ void copyBytes(
     const Storage& to, std::int64_t to_byte, const Storage& from, std::int64_t from_byte, std::int64_t count) {
   if (to.device().is_cpu()) {
     std::memcpy(static_cast<std::byte*>(to.mutable_data()) + to_byte,
-                static_cast<const std::byte*>(from.data()) + from_byte, static_cast<std::size_t>(count));
+                static_cast<const std::byte*>(from.data()) + from_byte, toSize(count));
     return;
   }
   const auto bytes = [count](const Storage& storage, std::int64_t begin) {
-    return bytesAt(storage, static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+    return bytesAt(storage, toSize(begin), toSize(count));
   };
   bytes(to, to_byte).copy_(bytes(from, from_byte));
 }
@@ -45,14 +47,13 @@ at::Tensor tensorIn(const Part& part, const Geometry& geometry) {
 
 bool hasRecordedLayout(const Part& part, const Geometry& geometry) {
   const Geometry shown = shownIn(part, geometry);
-  const auto distance =
-      (shown.storage_offset - geometry.storage_offset) * static_cast<std::int64_t>(geometry.dtype.itemsize());
+  const auto distance = (shown.storage_offset - geometry.storage_offset) * toSigned(geometry.dtype.itemsize());
   return shown.strides == geometry.strides && distance % kMemoryAlignment == 0;
 }
 
 // The copy covers the bytes from the first to the last element that the strides reach.
 at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry) {
-  const auto itemsize = static_cast<std::int64_t>(geometry.dtype.itemsize());
+  const auto itemsize = toSigned(geometry.dtype.itemsize());
   Geometry aligned = geometry;
   aligned.storage_offset = geometry.storage_offset * itemsize % kMemoryAlignment / itemsize;
   // Elements that a dimension of stride 0 repeats are copied once.
@@ -61,7 +62,7 @@ at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry) {
   for (const auto i : c10::irange(geometry.sizes.size())) {
     if (geometry.strides[i] == 0 && geometry.sizes[i] > 1) {
       for (at::Tensor& side : sides) {
-        side = side.narrow(static_cast<std::int64_t>(i), 0, 1);
+        side = side.narrow(toSigned(i), 0, 1);
       }
     }
   }
@@ -75,7 +76,7 @@ Storage copyOf(const Storage& storage) {
 
 Part cutOut(const Part& part, const Box& box) {
   Storage cut = makeStorage(box.packedBytes(), part.storage.device());
-  const auto size = static_cast<std::int64_t>(part.storage.nbytes());
+  const auto size = toSigned(part.storage.nbytes());
   box.forEachRun([&](std::int64_t begin, std::int64_t packed, std::int64_t length) {
     const std::int64_t from = part.box ? part.box->placeOf(begin) : begin;
     const std::int64_t count = std::min(length, size - from);  // a last row may be incomplete

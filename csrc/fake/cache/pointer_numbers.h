@@ -7,6 +7,8 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include "../../support/sizes.h"
+
 namespace torchext {
 
 // Numbers distinct pointers in the order of their first use. Most calls have few tensors, but calls of foreach
@@ -32,7 +34,7 @@ class PointerNumbers {
       const auto found = numbers_->find(pointer);
       return found == numbers_->end() ? seen_.size() : found->second;
     }
-    return static_cast<std::size_t>(std::find(seen_.begin(), seen_.end(), pointer) - seen_.begin());
+    return toSize(std::find(seen_.begin(), seen_.end(), pointer) - seen_.begin());
   }
 
  private:

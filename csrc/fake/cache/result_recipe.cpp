@@ -10,6 +10,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/sizes.h"
 #include "../calls/errors.h"
 #include "../calls/op_traits.h"
 #include "../storage/fake_storage.h"
@@ -134,7 +135,7 @@ bool RecipeLearner::learnTensor(const Tensor& tensor, std::vector<TensorRecipe>&
     return true;
   }
   const auto find_argument = [this](const auto& matches) {
-    return static_cast<std::size_t>(std::find_if(arguments_.begin(), arguments_.end(), matches) - arguments_.begin());
+    return toSize(std::find_if(arguments_.begin(), arguments_.end(), matches) - arguments_.begin());
   };
   recipe.number = find_argument([&tensor](const Tensor* argument) { return argument->is_same(tensor); });
   if (recipe.number != arguments_.size()) {
@@ -161,7 +162,7 @@ bool RecipeLearner::learnTensor(const Tensor& tensor, std::vector<TensorRecipe>&
 std::size_t RecipeLearner::numberOfNew(const Storage& storage) {
   const auto known = std::find_if(new_storages_.begin(), new_storages_.end(),
                                   [&storage](const Storage& other) { return isSameStorage(other, storage); });
-  const auto number = static_cast<std::size_t>(known - new_storages_.begin());
+  const auto number = toSize(known - new_storages_.begin());
   if (known == new_storages_.end()) {
     new_storages_.push_back(storage);
     recipe_.new_storages_.push_back({storage.nbytes(), storage.device(), isPinnedStorage(storage)});

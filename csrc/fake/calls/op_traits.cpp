@@ -44,7 +44,7 @@ bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
   const auto visit = [&found](const Tensor& index) {
     found = found || index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte;
   };
-  forEachTensor(torch::jit::peek(stack, static_cast<std::size_t>(position), op.schema().arguments().size()), visit);
+  forEachTensor(torch::jit::peek(stack, toSize(position), op.schema().arguments().size()), visit);
   return found;
 }
 
@@ -93,8 +93,7 @@ bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
     return false;
   }
   const int position = findArgument(op.schema(), condition);
-  return position < 0 ||
-         torch::jit::peek(stack, static_cast<std::size_t>(position), op.schema().arguments().size()).toBool();
+  return position < 0 || torch::jit::peek(stack, toSize(position), op.schema().arguments().size()).toBool();
 }
 
 const OperatorSet fillsFirst{
@@ -128,8 +127,7 @@ const OperatorSet onlyAllocates{"make a tensor without initializing its memory",
 bool makesPinned(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   const auto is_set = [&](const char* name) {
     const int position = findArgument(op.schema(), name);
-    return position >= 0 && arguments[static_cast<std::size_t>(position)].isBool() &&
-           arguments[static_cast<std::size_t>(position)].toBool();
+    return position >= 0 && arguments[toSize(position)].isBool() && arguments[toSize(position)].toBool();
   };
   if (!takesTensorOptions(op.schema())) {
     return false;
@@ -248,9 +246,9 @@ bool isMaskedIndexing(const OperatorHandle& op, const Stack& stack) {
 
 bool lacksValues(const OperatorHandle& op, const Stack& stack) {
   const int size = findArgument(op.schema(), "output_size");
-  const bool is_told =
-      size >= 0 && namespaceOf(op.operator_name()) == "aten" && isTagged(op, at::Tag::dynamic_output_shape) &&
-      !torch::jit::peek(stack, static_cast<std::size_t>(size), op.schema().arguments().size()).isNone();
+  const bool is_told = size >= 0 && namespaceOf(op.operator_name()) == "aten" &&
+                       isTagged(op, at::Tag::dynamic_output_shape) &&
+                       !torch::jit::peek(stack, toSize(size), op.schema().arguments().size()).isNone();
   return !is_told && needsValues(op, stack);
 }
 

@@ -234,7 +234,7 @@ void emptyExchange(const OperatorHandle& op, Stack& stack) {
   }
   const std::size_t count = op.schema().arguments().size();
   const auto at = [&](const char* name) -> IValue& {
-    return torch::jit::peek(stack, static_cast<std::size_t>(findArgument(op.schema(), name)), count);
+    return torch::jit::peek(stack, toSize(findArgument(op.schema(), name)), count);
   };
   IValue& sizes = at("output_split_sizes");
   const Tensor output = at("output").toTensor();

@@ -2,6 +2,7 @@
 
 #include <ATen/core/jit_type.h>
 
+#include "../../support/sizes.h"
 #include "process_groups.h"
 
 namespace torchext {
@@ -48,7 +49,7 @@ std::optional<std::string> communicationBackend(const OperatorHandle& op,
   const auto group = std::find_if(declared.begin(), declared.end(), namesProcessGroup);
   return group == declared.end() || backend_of_group == nullptr
              ? std::nullopt
-             : backend_of_group(arguments[static_cast<std::size_t>(group - declared.begin())], device);
+             : backend_of_group(arguments[toSize(group - declared.begin())], device);
 }
 
 }  // namespace torchext

@@ -11,6 +11,7 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <c10/util/env.h>
 
+#include "../../support/sizes.h"
 #include "../../torch_internals/torch_compat.h"
 #include "fake_cuda.h"
 
@@ -155,10 +156,9 @@ bool isAlignedForEfficient(const sdp_params& params, const GpuDescription& gpu, 
   if constexpr (!compat::applies("attention_alignment")) {
     return true;
   }
-  const auto alignment = alignmentOf(params, gpu) * static_cast<std::int64_t>(params.query.element_size());
+  const auto alignment = alignmentOf(params, gpu) * toSigned(params.query.element_size());
   const auto is_aligned = [alignment](const Tensor& tensor) {
-    return tensor.numel() == 0 ||
-           tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()) % alignment == 0;
+    return tensor.numel() == 0 || tensor.storage_offset() * toSigned(tensor.element_size()) % alignment == 0;
   };
   return gpu.major < 8 || (is_aligned(params.query) && is_aligned(params.key) && is_aligned(params.value)) ||
          fails(warns,

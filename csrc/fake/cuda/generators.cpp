@@ -40,7 +40,7 @@ class FakeCudaGenerator final : public c10::GeneratorImpl {
 
   void set_offset(std::uint64_t offset) override {
     TORCH_CHECK(offset % 4 == 0, "offset must be a multiple of 4");
-    state_->offset = static_cast<std::int64_t>(offset);
+    state_->offset = toSigned(offset);
   }
 
   std::uint64_t get_offset() const override {
@@ -58,7 +58,7 @@ class FakeCudaGenerator final : public c10::GeneratorImpl {
 
   void set_state(const c10::TensorImpl& new_state) override {
     at::detail::check_rng_state(new_state);
-    const auto size = static_cast<std::size_t>(new_state.numel());
+    const auto size = toSize(new_state.numel());
     TORCH_CHECK(size == sizeof(State) || size == sizeof(State::seed), "RNG state is wrong size");
     State state{0, 0};
     std::memcpy(&state, new_state.data_dtype_initialized<std::uint8_t>(), size);
@@ -66,7 +66,7 @@ class FakeCudaGenerator final : public c10::GeneratorImpl {
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    const at::Tensor state = at::detail::empty_cpu({static_cast<std::int64_t>(sizeof(State))}, at::kByte);
+    const at::Tensor state = at::detail::empty_cpu({toSigned(sizeof(State))}, at::kByte);
     std::memcpy(state.mutable_data_ptr(), state_.get(), sizeof(State));
     return state.getIntrusivePtr();
   }
@@ -99,7 +99,7 @@ at::Generator newFakeCudaGenerator(c10::DeviceIndex device) {
 const at::Generator& defaultFakeCudaGenerator(c10::DeviceIndex device) {
   static auto* generators = new std::array<at::Generator, kMaxGenerators>;  // leaked: fakes may outlive statics
   const Locked lock{LockRank::kGenerators};
-  at::Generator& generator = generators->at(static_cast<std::size_t>(device));
+  at::Generator& generator = generators->at(toSize(device));
   if (!generator.defined()) {
     generator = newFakeCudaGenerator(device);
   }
@@ -117,9 +117,8 @@ FakeCudaDraws::FakeCudaDraws(const c10::OperatorHandle& op, const torch::jit::St
     return;
   }
   const int place = generatorArgument(op.schema());
-  const bool is_given = place >= 0 && arguments[static_cast<std::size_t>(place)].isGenerator();
-  generator_ =
-      is_given ? arguments[static_cast<std::size_t>(place)].toGenerator() : defaultFakeCudaGenerator(device->index());
+  const bool is_given = place >= 0 && arguments[toSize(place)].isGenerator();
+  generator_ = is_given ? arguments[toSize(place)].toGenerator() : defaultFakeCudaGenerator(device->index());
   offset_ = generator_.device().is_cuda() ? draws->offset : 0;
 }
 

@@ -99,7 +99,7 @@ std::uint64_t offsetOfParts(const Dimensions& dimensions, std::int64_t unroll, c
   const auto longest =
       std::max_element(dimensions.rbegin(), dimensions.rend(),
                        [&extent](const Dimension& a, const Dimension& b) { return extent(a) < extent(b); });
-  const auto place = static_cast<std::size_t>(std::distance(longest, dimensions.rend()) - 1);
+  const auto place = toSize(std::distance(longest, dimensions.rend()) - 1);
   Dimensions first = dimensions;
   Dimensions second = dimensions;
   first[place].size /= 2;
@@ -128,7 +128,7 @@ struct Call {
     return arguments[i].toTensor();
   }
   const IValue& named(const char* name) const {
-    return arguments[static_cast<std::size_t>(findArgument(schema, name))];
+    return arguments[toSize(findArgument(schema, name))];
   }
 };
 
@@ -137,7 +137,7 @@ using Rule = Draws (*)(const Call& call);
 
 // For a new temporary tensor that is filled.
 PhiloxDraws drawsOfNewFill(std::int64_t numel, std::size_t itemsize, std::int64_t unroll, const PhiloxGpu& gpu) {
-  return {offsetOfFill({{numel, static_cast<std::int64_t>(itemsize)}}, unroll, gpu), numel};
+  return {offsetOfFill({{numel, toSigned(itemsize)}}, unroll, gpu), numel};
 }
 
 PhiloxDraws drawsOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu& gpu) {
@@ -154,8 +154,7 @@ Draws drawsOfFill(const Tensor& self, std::int64_t unroll, const PhiloxGpu& gpu)
   if (self.is_conj() || self.is_neg()) {
     return std::nullopt;  // PyTorch fills a copy, whose strides may differ
   }
-  const auto dimensions =
-      dimensionsOf(self.sizes(), self.strides(), static_cast<std::int64_t>(self.dtype().itemsize()));
+  const auto dimensions = dimensionsOf(self.sizes(), self.strides(), toSigned(self.dtype().itemsize()));
   return self.numel() == 0 ? PhiloxDraws{} : PhiloxDraws{offsetOfFill(dimensions, unroll, gpu), self.numel()};
 }
 
@@ -257,11 +256,11 @@ Draws drawsOfNormal(const Call& call) {
   const auto sizes = has_both ? at::infer_size_dimvector(call.tensor(0).sizes(), call.tensor(1).sizes())
                               : c10::DimVector{call.tensor(call[0].isTensor() ? 0 : 1).sizes()};
   const int out = findArgument(call.schema, "out");
-  const Tensor& like = out >= 0 ? call.tensor(static_cast<std::size_t>(out)) : call.tensor(call[0].isTensor() ? 0 : 1);
+  const Tensor& like = out >= 0 ? call.tensor(toSize(out)) : call.tensor(call[0].isTensor() ? 0 : 1);
   const std::int64_t numel = c10::multiply_integers(sizes) * (like.is_complex() ? 2 : 1);
   const c10::ScalarType dtype = like.is_complex() ? c10::toRealValueType(like.scalar_type()) : like.scalar_type();
   const std::size_t itemsize = c10::elementSize(dtype);
-  if (!hasShortIndexes({{numel, static_cast<std::int64_t>(itemsize)}}) && out >= 0 && !like.is_contiguous()) {
+  if (!hasShortIndexes({{numel, toSigned(itemsize)}}) && out >= 0 && !like.is_contiguous()) {
     return std::nullopt;
   }
   return drawsOfNewFill(numel, itemsize, unrollOf(dtype), call.gpu);

@@ -142,7 +142,7 @@ std::optional<ScalarType> chosenBy(int chooses_by, const OperatorHandle& op, Arr
     }
     chooses_by = 0;
   }
-  return dtypeOf(arguments[static_cast<std::size_t>(chooses_by)]);
+  return dtypeOf(arguments[toSize(chooses_by)]);
 }
 
 // Calls `visit` for the tensors that the call reads.

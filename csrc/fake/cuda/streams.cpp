@@ -5,6 +5,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "../../support/sizes.h"
+
 namespace torchext {
 
 namespace {
@@ -18,20 +20,20 @@ thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
 
 std::atomic<std::int64_t>* counterOf(c10::DeviceIndex device, c10::StreamId stream) noexcept {
   static std::array<std::atomic<std::int64_t>, kMaxDevices*(kStreams + 1)> counters{};
-  const auto index = static_cast<std::size_t>(device);
-  const auto number = static_cast<std::size_t>(stream);
+  const auto index = toSize(device);
+  const auto number = toSize(stream);
   return index < kMaxDevices && number <= kStreams ? &counters.at(index * (kStreams + 1) + number) : nullptr;
 }
 
 }  // namespace
 
 c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept {
-  const auto index = static_cast<std::size_t>(device);
+  const auto index = toSize(device);
   return index < kMaxDevices ? current_streams[index] : 0;
 }
 
 void setCurrentFakeStream(c10::DeviceIndex device, c10::StreamId stream) {
-  const auto index = static_cast<std::size_t>(device);
+  const auto index = toSize(device);
   TORCH_CHECK(device >= 0 && index < kMaxDevices, "CUDA error: invalid device ordinal: ", static_cast<int>(device),
               ".");
   current_streams[index] = stream;

@@ -53,7 +53,7 @@ const OperatorSet hasOwnLayoutOnCuda{
 
 bool isTrue(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const char* name) {
   const int position = findArgument(op.schema(), name);
-  return position >= 0 && arguments[static_cast<std::size_t>(position)].toBool();
+  return position >= 0 && arguments[toSize(position)].toBool();
 }
 
 // Returns true if the CPU kernel saves no statistics, as in evaluation (`batch_norm_cpu`, Normalization.cpp).
@@ -104,10 +104,10 @@ void correctMemoryFormat(c10::ArrayRef<c10::IValue> arguments, c10::IValue& resu
 void correctBatchOrder(c10::ArrayRef<c10::IValue> arguments, Stack& results) {
   const Tensor& input = arguments.front().toTensor();
   const Tensor& result = results.back().toTensor();
-  std::vector<bool> is_transformed(static_cast<std::size_t>(input.dim()));
+  std::vector<bool> is_transformed(toSize(input.dim()));
   int64_t stride = 1;
   for (const int64_t dim : arguments[1].toIntVector()) {
-    is_transformed[static_cast<std::size_t>(c10::maybe_wrap_dim(dim, input.dim()))] = true;
+    is_transformed[toSize(c10::maybe_wrap_dim(dim, input.dim()))] = true;
   }
   std::vector<std::size_t> order(is_transformed.size());
   std::iota(order.begin(), order.end(), 0);

@@ -97,7 +97,7 @@ void DeviceRules::checkGenerators(Device device) const {
   const auto arguments = topOf(stack_, op_.schema().arguments().size());
   const int training = findArgument(op_.schema(), "training");
   const bool draws = hasTensor(arguments, [](const at::Tensor& tensor) { return tensor.numel() > 0; }) &&
-                     (training < 0 || arguments[static_cast<std::size_t>(training)].toBool());
+                     (training < 0 || arguments[toSize(training)].toBool());
   if (!draws) {
     return;
   }
@@ -119,7 +119,7 @@ std::optional<Device> DeviceRules::explicitDevice() const {
     return std::nullopt;
   }
   const auto count = op_.schema().arguments().size();
-  return torch::jit::peek(stack_, static_cast<std::size_t>(device_argument_), count).toOptional<Device>();
+  return torch::jit::peek(stack_, toSize(device_argument_), count).toOptional<Device>();
 }
 
 std::optional<Device> DeviceRules::commonDeviceOfTensors() const {

@@ -36,7 +36,7 @@ void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Stack& r
   }
   const c10::DimVector sizes =
       at::infer_size_dimvector(arguments[0].toTensor().sizes(), arguments[1].toTensor().sizes());
-  const auto nbytes = static_cast<std::size_t>(c10::multiply_integers(sizes) * result.element_size());
+  const auto nbytes = toSize(c10::multiply_integers(sizes) * result.element_size());
   if (nbytes > result.storage().nbytes()) {
     resizeFakeStorage(result.storage(), nbytes);
   }
@@ -47,7 +47,7 @@ void keepLosses(const c10::OperatorHandle& /*op*/, Arguments arguments, Stack& r
 void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Stack& results) {
   const Tensor& first = arguments[0].toTensor();
   const Tensor& result = results[0].toTensor();
-  const auto nbytes = static_cast<std::size_t>(first.numel() * static_cast<std::int64_t>(first.element_size()));
+  const auto nbytes = toSize(first.numel() * toSigned(first.element_size()));
   if (isFake(result) && nbytes > result.storage().nbytes()) {
     resizeFakeStorage(result.storage(), nbytes);
   }
@@ -57,8 +57,8 @@ void keepFirst(const c10::OperatorHandle& /*op*/, Arguments arguments, Stack& re
 void keepPeriod(const c10::OperatorHandle& op, Arguments arguments, Stack& results) {
   const Tensor& window = results[0].toTensor();
   const int periodic = findArgument(op.schema(), "periodic");
-  const bool is_periodic = periodic < 0 || arguments[static_cast<std::size_t>(periodic)].toBool();
-  const auto nbytes = static_cast<std::size_t>(window.numel() + 1) * window.itemsize();
+  const bool is_periodic = periodic < 0 || arguments[toSize(periodic)].toBool();
+  const auto nbytes = toSize(window.numel() + 1) * window.itemsize();
   if (isFake(window) && is_periodic && window.numel() > 1 && nbytes > window.storage().nbytes()) {
     resizeFakeStorage(window.storage(), nbytes);
   }
@@ -74,7 +74,7 @@ void emptyBuffer(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/, Sta
 }
 
 void moveStateOfGenerator(const c10::OperatorHandle& op, Arguments arguments, Stack& results) {
-  const auto dropout = static_cast<std::size_t>(findArgument(op.schema(), "dropout_p"));
+  const auto dropout = toSize(findArgument(op.schema(), "dropout_p"));
   if (arguments[dropout].toDouble() == 0 && !compat::applies("attention_state_on_cpu")) {
     return;
   }

@@ -40,7 +40,7 @@ struct Extent {
   std::size_t end;
 
   explicit Extent(const Tensor& tensor)
-      : begin{static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()}, end{begin + tensor.nbytes()} {}
+      : begin{toSize(tensor.storage_offset()) * tensor.itemsize()}, end{begin + tensor.nbytes()} {}
 };
 
 // Decides as `at::get_overlap_status()` does: it ignores tensors with gaps, and full overlap is harmless if the strides

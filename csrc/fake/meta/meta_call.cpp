@@ -64,8 +64,8 @@ class NoTorchFunction {
 void checkInBounds(const TensorImpl& view, const Storage& storage) {
   TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
   const std::size_t itemsize = view.dtype().itemsize();
-  const std::size_t needed = at::detail::computeStorageNbytes(view.sizes(), view.strides(), itemsize,
-                                                              static_cast<std::size_t>(view.storage_offset()));
+  const std::size_t needed =
+      at::detail::computeStorageNbytes(view.sizes(), view.strides(), itemsize, toSize(view.storage_offset()));
   TORCH_CHECK(view.numel() == 0 || needed <= storage.nbytes(), "setStorage: sizes ", view.sizes(), ", strides ",
               view.strides(), ", storage offset ", view.storage_offset(), ", and itemsize ", itemsize,
               " requiring a storage size of ", needed, " are out of bounds for storage of size ", storage.nbytes());

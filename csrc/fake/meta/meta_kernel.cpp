@@ -71,7 +71,7 @@ void inferDtype(const OperatorHandle& op, Stack& stack) {
   if (position < 0) {
     return;  // the overload has an `out`
   }
-  c10::IValue& dtype = torch::jit::peek(stack, static_cast<std::size_t>(position), count);
+  c10::IValue& dtype = torch::jit::peek(stack, toSize(position), count);
   if (dtype.isNone() && hasComplex(topOf(stack, count))) {
     dtype = c10::typeMetaToScalarType(c10::get_default_complex_dtype());
   }

@@ -147,11 +147,11 @@ Stack efficientAttentionBackward(ArrayRef<IValue> arguments) {
 // (dense, offsets, total_L) -> values. The CPU kernel compares the length with the last offset.
 Stack paddedToJagged(ArrayRef<IValue> arguments) {
   const Tensor& dense = arguments[0].toTensor();
-  const auto jagged = static_cast<int64_t>(arguments[1].toTensorList().size());
+  const auto jagged = toSigned(arguments[1].toTensorList().size());
   TORCH_CHECK(dense.dim() > jagged, "_padded_dense_to_jagged_forward(): expected padded dim >= ", jagged + 1, ", got ",
               dense.dim());
   std::vector<int64_t> sizes{arguments[2].toInt()};
-  const auto inner = dense.sizes().slice(static_cast<std::size_t>(jagged + 1));
+  const auto inner = dense.sizes().slice(toSize(jagged + 1));
   sizes.insert(sizes.end(), inner.begin(), inner.end());
   return {at::empty(sizes, dense.options())};
 }

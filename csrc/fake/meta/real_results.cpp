@@ -24,7 +24,7 @@ using Order = c10::SmallVector<std::size_t, c10::kDimVectorStaticSize>;
 // overlaps.
 std::optional<Order> orderOfStrides(const Tensor& tensor) {
   Order order;
-  for (const auto dim : c10::irange(static_cast<std::size_t>(tensor.dim()))) {
+  for (const auto dim : c10::irange(toSize(tensor.dim()))) {
     if (tensor.sizes()[dim] > 1) {
       order.push_back(dim);
     }

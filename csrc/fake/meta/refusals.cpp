@@ -179,7 +179,7 @@ Stack withOnes(ArrayRef<IValue> arguments) {
   Stack small = arguments.vec();
   for (IValue& value : small) {
     value = value.isInt() ? IValue{1} : mapTensors(value, [](const Tensor& tensor) {
-      return at::empty(c10::DimVector(static_cast<std::size_t>(tensor.dim()), 1), tensor.options().device(c10::kCPU));
+      return at::empty(c10::DimVector(toSize(tensor.dim()), 1), tensor.options().device(c10::kCPU));
     });
   }
   return small;
@@ -266,8 +266,8 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
 // Returns the position of the argument `size`, if it is a list of numbers.
 std::optional<std::size_t> requestedSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const int position = findArgument(op.schema(), "size");
-  const bool is_list = position >= 0 && arguments[static_cast<std::size_t>(position)].isIntList();
-  return is_list ? std::optional{static_cast<std::size_t>(position)} : std::nullopt;
+  const bool is_list = position >= 0 && arguments[toSize(position)].isIntList();
+  return is_list ? std::optional{toSize(position)} : std::nullopt;
 }
 
 // Returns the arguments of a factory with every size limited to 1, if it has an argument `size`. Errors in the other
@@ -308,7 +308,7 @@ RealResults tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, 
 std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   constexpr std::size_t kFirstWeight = 1;
   constexpr std::size_t kLastWeight = 4;
-  const auto hidden = static_cast<std::size_t>(findArgument(op.schema(), "hidden_size"));
+  const auto hidden = toSize(findArgument(op.schema(), "hidden_size"));
   const int64_t hidden_size = arguments[hidden].toInt();
   if (hidden_size < 1 || hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
     return std::nullopt;
@@ -316,7 +316,7 @@ std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> a
   Stack small = arguments.vec();
   for (const auto i : c10::irange(small.size())) {
     small[i] = mapTensors(small[i], [&](const Tensor& tensor) {
-      c10::DimVector sizes(static_cast<std::size_t>(tensor.dim()), 1);
+      c10::DimVector sizes(toSize(tensor.dim()), 1);
       if (i >= kFirstWeight && i <= kLastWeight && tensor.dim() > 0) {
         sizes[0] = tensor.size(0) / hidden_size;
       }

@@ -7,6 +7,7 @@
 #include <c10/core/StorageImpl.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../support/sizes.h"
 #include "../calls/hidden_keys.h"
 #include "../layouts/layout.h"
 #include "../storage/fake_storage.h"
@@ -64,9 +65,9 @@ Storage Shadows::of(const Storage& storage) {
   if (const Storage* known = storages_.shadowOf(storage.unsafeGetStorageImpl())) {
     return *known;
   }
-  Storage shadow{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(storage.nbytes()), c10::DataPtr{nullptr, c10::kMeta},
-      c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
+  Storage shadow{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(storage.nbytes()),
+                                                       c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta),
+                                                       /*resizable=*/true)};
   add(storage, shadow);
   return shadow;
 }

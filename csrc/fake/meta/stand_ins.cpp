@@ -87,7 +87,7 @@ void fillWithIdentity(const Tensor& tensor) {
     return;
   }
   const One one{tensor.scalar_type()};
-  std::byte* data = dataOf(tensor) + static_cast<std::size_t>(tensor.storage_offset()) * one.size;
+  std::byte* data = dataOf(tensor) + toSize(tensor.storage_offset()) * one.size;
   const int64_t diagonal = std::min(tensor.size(-1), tensor.size(-2));
   const int64_t matrices = tensor.numel() / (tensor.size(-1) * tensor.size(-2));
   for (const auto matrix : c10::irange(matrices)) {
@@ -99,7 +99,7 @@ void fillWithIdentity(const Tensor& tensor) {
     }
     for (const auto i : c10::irange(diagonal)) {
       const int64_t element = position + i * (tensor.stride(-1) + tensor.stride(-2));
-      one.writeTo(data + static_cast<std::size_t>(element) * one.size);
+      one.writeTo(data + toSize(element) * one.size);
     }
   }
 }
@@ -226,7 +226,7 @@ std::size_t StandIns::findSameData(const Tensor& tensor) const {
            tensor.scalar_type() == other.scalar_type() &&
            (tensor.key_set() & kLazyBits) == (other.key_set() & kLazyBits);
   });
-  return static_cast<std::size_t>(same - originals_.begin());
+  return toSize(same - originals_.begin());
 }
 
 // Called for the next stand-in.

@@ -10,6 +10,7 @@
 
 #include "../../support/allocation_limit.h"
 #include "../../support/operator_table.h"
+#include "../../support/sizes.h"
 #include "../cache/call_key.h"
 #include "trials.h"
 #include "trust.h"
@@ -28,7 +29,7 @@ const OperatorSet trustsIntegers{"read memory at positions that they do not chec
 // `segment_reduce()` checks its lengths, except with `unsafe`.
 bool checksLengths(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const int unsafe = findArgument(op.schema(), "unsafe");
-  return unsafe >= 0 && !arguments[static_cast<std::size_t>(unsafe)].toBool();
+  return unsafe >= 0 && !arguments[toSize(unsafe)].toBool();
 }
 
 // Returns true for an operator whose kernel may check values, unless a trial with values could be slow or unsafe.

@@ -22,8 +22,8 @@ void resize(const Tensor& fake, c10::IntArrayRef sizes, c10::IntArrayRef strides
   const c10::DispatchKeySet keys{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)};
   auto form = c10::make_intrusive<c10::TensorImpl>(keys | (impl.key_set() & kLazyBits), impl.dtype(), c10::kMeta);
   form->set_sizes_and_strides(sizes, strides, impl.storage_offset());
-  const std::size_t needed = at::detail::computeStorageNbytes(sizes, strides, fake.itemsize(),
-                                                              static_cast<std::size_t>(impl.storage_offset()));
+  const std::size_t needed =
+      at::detail::computeStorageNbytes(sizes, strides, fake.itemsize(), toSize(impl.storage_offset()));
   FakeTensorImpl::resizeLike(*fake.unsafeGetTensorImpl(), *form,
                              std::max({fake.storage().nbytes(), form->numel() == 0 ? 0 : needed, nbytes}));
 }

@@ -12,6 +12,7 @@
 #include "../../support/interpreter.h"
 #include "../../support/leases.h"
 #include "../../support/locks.h"
+#include "../../support/sizes.h"
 #include "../../torch_internals/autocast_mode.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"
@@ -171,8 +172,8 @@ Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
   }
   DataPtr data{nullptr, context.get(), &deleteContext, device};
   context.release();  // NOLINT(bugprone-unused-return-value): now owned by `data`
-  auto impl = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t{}, static_cast<int64_t>(nbytes),
-                                               std::move(data), noMemoryAllocator(),
+  auto impl = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t{}, toSigned(nbytes), std::move(data),
+                                               noMemoryAllocator(),
                                                /*resizable=*/true);
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoData);
   return Storage{std::move(impl)};

@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include "../../support/sizes.h"
 #include "fake_keys.h"
 #include "fake_storage.h"
 #include "fake_storage_residents.h"
@@ -33,7 +34,7 @@ bool isDispatchModeActive() {
 bool isHeldBy(std::size_t nbytes, const TensorImpl& tensor) {
   return tensor.numel() == 0 ||
          at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize(),
-                                          static_cast<std::size_t>(tensor.storage_offset())) <= nbytes;
+                                          toSize(tensor.storage_offset())) <= nbytes;
 }
 
 }  // namespace

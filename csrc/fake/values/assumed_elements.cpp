@@ -22,7 +22,7 @@ bool isOpen(const Tensor& tensor) {
 }
 
 std::vector<int64_t> sizesOfOne(const Tensor& tensor) {
-  return std::vector<int64_t>(static_cast<std::size_t>(tensor.dim()), 1);
+  return std::vector<int64_t>(toSize(tensor.dim()), 1);
 }
 
 Tensor elementFor(const Tensor& tensor) {

@@ -49,7 +49,7 @@ struct ChosenRows {
 ChosenRows chosenRows(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tensor& indices) {
   const Tensor& source = arguments.front().toTensor();
   const int position = findArgument(op.schema(), "dim");
-  const IValue dim = position < 0 ? IValue(-1) : arguments[static_cast<std::size_t>(position)];
+  const IValue dim = position < 0 ? IValue(-1) : arguments[toSize(position)];
   const bool is_of_all = !dim.isInt() || source.dim() == 0;
   const int64_t count = std::max<int64_t>(is_of_all ? source.numel() : source.size(dim.toInt()), 1);
   if (is_of_all || indices.dim() != source.dim()) {

@@ -159,8 +159,7 @@ void expandMasks(const OperatorHandle& op, Stack& arguments, Noting noting) {
       ++dim;
       continue;
     }
-    if (dim + index.dim() > self.dim() || !index.sizes().equals(self.sizes().slice(
-                                              static_cast<std::size_t>(dim), static_cast<std::size_t>(index.dim())))) {
+    if (dim + index.dim() > self.dim() || !index.sizes().equals(self.sizes().slice(toSize(dim), toSize(index.dim())))) {
       return;  // does not fit
     }
     const auto selected = countSelected(op, index, noting);

@@ -55,7 +55,7 @@ constexpr std::uint8_t markOf(ValueKind kind) noexcept {
 }
 
 Tensor bytesIn(const Storage& storage) {
-  return makeStridedTensor(storage, c10::kByte, {static_cast<std::int64_t>(storage.nbytes())}, {1}, 0, {});
+  return makeStridedTensor(storage, c10::kByte, {toSigned(storage.nbytes())}, {1}, 0, {});
 }
 
 // Returns the marks of the bytes of `tensor`, with an additional dimension for the bytes of an element. Returns those
@@ -64,7 +64,7 @@ Tensor marksIn(const Storage& marks, const Tensor& tensor) {
   if (!isSmall(tensor) || !isPlain(tensor)) {
     return bytesIn(marks);
   }
-  const auto itemsize = static_cast<std::int64_t>(tensor.itemsize());
+  const auto itemsize = toSigned(tensor.itemsize());
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   std::vector<std::int64_t> strides = tensor.strides().vec();
   std::transform(strides.begin(), strides.end(), strides.begin(),
@@ -151,7 +151,7 @@ class UnreadValues final : public Values {
     Storage bytes = makeZeroStorage(nbytes);
     const HiddenCalls guard;
     const NoObservers no_observers;  // profilers recorded the factory
-    const auto count = static_cast<std::int64_t>(nbytes / c10::elementSize(dtype_));
+    const auto count = toSigned(nbytes / c10::elementSize(dtype_));
     Tensor zeros = makeStridedTensor(bytes, dtype_, {count}, {1}, 0, {});
     write_(zeros);
     return std::make_shared<KnownBytes>(std::move(bytes), ValueKind::kKnown);
@@ -196,7 +196,7 @@ bool hasSmallStorage(const Tensor& tensor) noexcept {
 bool holdsAtMost(const Tensor& tensor, std::size_t limit) noexcept {
   // An expanded tensor has more elements than its storage. Its bytes may exceed 64 bits.
   return hasNumbers(tensor) && tensor.storage().nbytes() <= limit &&
-         static_cast<std::size_t>(tensor.numel()) <= limit / tensor.itemsize() &&
+         toSize(tensor.numel()) <= limit / tensor.itemsize() &&
          (tensor.layout() != c10::kStrided || holdsItsElements(tensor));
 }
 
@@ -416,7 +416,7 @@ Tensor withParts(const Tensor& fake, const Tensor& rest) {
 
 bool coversStorage(const Tensor& fake) {
   return isFake(fake) && isPlain(fake) && fake.is_non_overlapping_and_dense() &&
-         static_cast<std::size_t>(fake.numel()) * fake.itemsize() == fake.storage().nbytes();
+         toSize(fake.numel()) * fake.itemsize() == fake.storage().nbytes();
 }
 
 void shareBytes(const Tensor& fake, const Tensor& real) {

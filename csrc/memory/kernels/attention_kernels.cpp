@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "../../support/sizes.h"
 #include "kernel_call.h"
 
 namespace torchext {
@@ -59,7 +60,7 @@ std::int64_t countSplits(const AttentionSizes& sizes, const GpuDescription& gpu)
   const std::int64_t keys_of_block = sizes.features <= 64 ? 256 : sizes.features <= 128 ? 128 : 64;
   const std::int64_t num_blocks = sizes.batch * sizes.heads * blocksOf(sizes.queries, kRowsOfBlock);
   const std::int64_t key_blocks = blocksOf(sizes.keys, keys_of_block);
-  const auto processors = static_cast<std::int64_t>(gpu.multiprocessors) * 2;
+  const auto processors = toSigned(gpu.multiprocessors) * 2;
   if (static_cast<float>(num_blocks) >= 0.8F * static_cast<float>(processors)) {
     return 1;
   }
@@ -90,7 +91,7 @@ void flashAttention(KernelCall& call) {
   constexpr std::size_t kSeed = 6;
   constexpr std::size_t kOffset = 7;
   if (call.argument(3).toDouble() > 0) {
-    const BlockNumber state = call.allocate(2 * static_cast<std::int64_t>(sizeof(std::int64_t)));
+    const BlockNumber state = call.allocate(2 * toSigned(sizeof(std::int64_t)));
     call.allocateResults({kOffset, kSeed});
     call.free(state);
     return;
@@ -123,9 +124,9 @@ void flashAttentionBackward(KernelCall& call) {
   const BlockNumber softmax = call.allocate(rows * kFloat);
   const BlockNumber query = call.allocate(rows * sizes.roundedFeatures() * kFloat);
   const bool is_grouped = sizes.heads != sizes.key_heads;
-  const std::int64_t expanded = is_grouped ? sizes.batch * sizes.keys * sizes.heads * sizes.features *
-                                                 static_cast<std::int64_t>(call.tensor(2).element_size())
-                                           : 0;
+  const std::int64_t expanded =
+      is_grouped ? sizes.batch * sizes.keys * sizes.heads * sizes.features * toSigned(call.tensor(2).element_size())
+                 : 0;
   const BlockNumber key = call.allocate(expanded);
   const BlockNumber value = call.allocate(expanded);
   call.free({value, key, query, softmax, output, gradient});

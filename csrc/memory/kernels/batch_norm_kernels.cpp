@@ -6,6 +6,7 @@
 
 #include <ATen/EmptyTensor.h>
 
+#include "../../support/sizes.h"
 #include "arithmetic.h"
 #include "kernel_call.h"
 #include "reduction_buffers.h"
@@ -65,7 +66,7 @@ void meetInBuffer(KernelCall& call, const Tensor& tensor, std::int64_t count) {
   if (launch.blocks_of_others > 1) {
     const std::int64_t numbers = count * tensor.size(kChannels) * launch.blocks_of_others;
     const BlockNumber buffer = call.allocate(numbers * accumulatorBytes(tensor.scalar_type()));
-    const BlockNumber semaphores = call.allocate(launch.blocks_of_channels * static_cast<std::int64_t>(sizeof(int)));
+    const BlockNumber semaphores = call.allocate(launch.blocks_of_channels * toSigned(sizeof(int)));
     call.free({semaphores, buffer});
   }
 }
@@ -73,7 +74,7 @@ void meetInBuffer(KernelCall& call, const Tensor& tensor, std::int64_t count) {
 // `var_mean()` over all dimensions but the channels, computed in float.
 void meanAndVariance(KernelCall& call, const Tensor& self) {
   const std::vector<std::int64_t> dims = dimsBut(self, kChannels);
-  const bool is_cast = accumulatorBytes(self.scalar_type()) != static_cast<std::int64_t>(self.element_size());
+  const bool is_cast = accumulatorBytes(self.scalar_type()) != toSigned(self.element_size());
   const BlockNumber cast = is_cast ? call.allocate(self.numel() * accumulatorBytes(self.scalar_type())) : -1;
   const Tensor input =
       at::detail::empty_strided_meta(self.sizes(), self.strides(), is_cast ? at::kFloat : self.scalar_type());

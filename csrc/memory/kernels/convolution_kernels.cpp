@@ -10,6 +10,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 
+#include "../../support/sizes.h"
 #include "blas_workspace.h"
 #include "kernel_call.h"
 #include "reduction_buffers.h"
@@ -84,7 +85,7 @@ class Geometry {
   // The size of the patches of one sample: one for each position of the side with fewer positions.
   std::int64_t columns(const Tensor& of_positions, const Tensor& weight) const {
     return weight.size(1) * c10::multiply_integers(kernel_sizes_) * countPositions(of_positions) *
-           static_cast<std::int64_t>(weight.element_size());
+           toSigned(weight.element_size());
   }
 
  private:
@@ -210,7 +211,7 @@ void convolve(KernelCall& call,
   const bool needs_columns = geometry.backend() != Backend::kSlow2d || geometry.needsColumns();
   const BlockNumber columns =
       needs_columns ? call.allocate(geometry.columns(is_transposed ? input : output, weight)) : -1;
-  const std::int64_t of_positions = countPositions(output) * static_cast<std::int64_t>(output.element_size());
+  const std::int64_t of_positions = countPositions(output) * toSigned(output.element_size());
   const BlockNumber ones = is_transposed && call.has(2) ? call.allocate(of_positions) : -1;
   callBlas(call);
   call.free({ones, columns});
@@ -297,7 +298,7 @@ class ConvolutionBackward {
     results_.allocate(1, KernelCall::bytesOf(weight_) / geometry_.groups());
   }
   void allocateForBias() {
-    results_.allocate(2, gradient_.size(1) * static_cast<std::int64_t>(gradient_.element_size()));
+    results_.allocate(2, gradient_.size(1) * toSigned(gradient_.element_size()));
   }
 
   void runSlow() {
@@ -341,7 +342,7 @@ class ConvolutionBackward {
         callBlas(call_);
       }
       if (wanted_.bias) {
-        const BlockNumber sum = call_.allocate(sample.size(0) * static_cast<std::int64_t>(sample.element_size()));
+        const BlockNumber sum = call_.allocate(sample.size(0) * toSigned(sample.element_size()));
         sumForBias(call_, sample, 0);
         call_.free(sum);
       }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "../../support/sizes.h"
 #include "kernel_call.h"
 
 namespace torchext {
@@ -26,7 +27,7 @@ void distancesBackward(KernelCall& call) {
   const BlockNumber copy = call.copyUnlessContiguous(first);
   const BlockNumber other = call.copyUnlessContiguous(call.tensor(2));
   call.allocateResult(0);
-  call.allocateAndFree(gradient.numel() * first.size(-1) * static_cast<std::int64_t>(first.element_size()));
+  call.allocateAndFree(gradient.numel() * first.size(-1) * toSigned(first.element_size()));
   call.free({other, copy});
 }
 

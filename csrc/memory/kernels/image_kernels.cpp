@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "../../support/sizes.h"
 #include "kernel_call.h"
 
 namespace torchext {
@@ -96,8 +97,8 @@ void unfoldBackward(KernelCall& call) {
   const std::int64_t dim = call.argument(2).toInt();
   const auto sizes = call.argument(1).toIntVector();
   if (call.argument(4).toInt() < call.argument(3).toInt() && !sizes.empty()) {
-    const auto count = static_cast<std::int64_t>(sizes.size());
-    call.allocateAndFree(sizes[static_cast<std::size_t>(dim < 0 ? dim + count : dim)] * 8);
+    const auto count = toSigned(sizes.size());
+    call.allocateAndFree(sizes[toSize(dim < 0 ? dim + count : dim)] * 8);
   }
 }
 

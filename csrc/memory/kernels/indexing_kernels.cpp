@@ -8,6 +8,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 
+#include "../../support/sizes.h"
 #include "arithmetic.h"
 #include "cub_buffers.h"
 #include "kernel_call.h"
@@ -61,7 +62,7 @@ class Indices {
     return c10::multiply_integers(sizes_);
   }
   bool isGiven(std::int64_t dim) const {
-    return dim < static_cast<std::int64_t>(tensors_.size()) && tensors_[static_cast<std::size_t>(dim)].defined();
+    return dim < toSigned(tensors_.size()) && tensors_[toSize(dim)].defined();
   }
   // `hasContiguousSubspace()`: the indexed dimensions are adjacent.
   bool areAdjacent(std::int64_t num_dims) const {
@@ -131,7 +132,7 @@ void addBySortedIndex(KernelCall& call, const Indices& indices, const Tensor& va
   }
   const BlockNumber linear = linearIndex(call, indices, is_checked);
   const std::int64_t count = indices.count();
-  const auto element = static_cast<std::int64_t>(self.element_size());
+  const auto element = toSigned(self.element_size());
   const bool is_ready = values.numel() == count * elements && values.is_contiguous();
   const BlockNumber values_copy = is_ready ? -1 : call.allocate(count * elements * element);
   const BlockNumber permuted = are_adjacent ? -1 : call.copy(self);

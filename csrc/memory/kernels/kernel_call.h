@@ -12,6 +12,7 @@
 
 #include "../../fake/cuda/gpu.h"
 #include "../../support/operator_table.h"
+#include "../../support/sizes.h"
 #include "kernel_memory.h"
 
 namespace torchext {
@@ -69,7 +70,7 @@ class KernelCall {
     return tensor.is_contiguous() ? -1 : copy(tensor);
   }
   static std::int64_t bytesOf(const at::Tensor& tensor) {
-    return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+    return tensor.numel() * toSigned(tensor.element_size());
   }
 
   KernelMemory take() {

@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 
+#include "../../support/sizes.h"
 #include "kernel_call.h"
 #include "reduction_buffers.h"
 
@@ -32,7 +33,7 @@ void elementwiseLoss(KernelCall& call) {
     return;
   }
   const auto sizes = at::infer_size_dimvector(call.tensor(0).sizes(), call.tensor(1).sizes());
-  const auto element = static_cast<std::int64_t>(call.result().element_size());
+  const auto element = toSigned(call.result().element_size());
   const BlockNumber losses = call.allocate(c10::multiply_integers(sizes) * element);
   reduceLosses(call, sizes);
   call.free(losses);
@@ -45,7 +46,7 @@ void huberLoss(KernelCall& call) {
     return;
   }
   const auto sizes = at::infer_size_dimvector(call.tensor(0).sizes(), call.tensor(1).sizes());
-  const auto element = static_cast<std::int64_t>(call.result().element_size());
+  const auto element = toSigned(call.result().element_size());
   const BlockNumber losses = call.allocate(c10::multiply_integers(sizes) * element);
   call.allocateResults();
   reduceLosses(call, sizes);
@@ -70,7 +71,7 @@ void multiMarginLoss(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   constexpr std::size_t kReduction = 5;
   if (self.dim() == 2 && call.argument(kReduction).toInt() != kNoReduction) {
-    const BlockNumber losses = call.allocate(self.size(0) * static_cast<std::int64_t>(self.element_size()));
+    const BlockNumber losses = call.allocate(self.size(0) * toSigned(self.element_size()));
     reduceLosses(call, self.sizes().slice(0, 1));
     call.free(losses);
   }

@@ -6,6 +6,7 @@
 
 #include <ATen/EmptyTensor.h>
 
+#include "../../support/sizes.h"
 #include "kernel_call.h"
 #include "reduction_buffers.h"
 
@@ -43,7 +44,7 @@ void groupNorm(KernelCall& call) {
   const std::int64_t positions = call.argument(5).toInt();
   const std::int64_t groups = call.argument(6).toInt();
   // In half precision, the moments are rounded at the end.
-  const bool is_rounded = accumulatorBytes(self.scalar_type()) != static_cast<std::int64_t>(self.element_size());
+  const bool is_rounded = accumulatorBytes(self.scalar_type()) != toSigned(self.element_size());
   const std::int64_t of_moments = is_rounded ? samples * groups * accumulatorBytes(self.scalar_type()) : 0;
   const BlockNumber mean = call.allocate(of_moments);
   const BlockNumber deviation = call.allocate(of_moments);
@@ -119,12 +120,12 @@ void safeSoftmax(KernelCall& call) {
   const BlockNumber is_masked = call.allocate(self.numel());
   const Tensor mask = at::detail::empty_strided_meta(self.sizes(), self.strides(), at::kBool);
   c10::DimVector sizes{self.sizes()};
-  sizes[static_cast<std::size_t>(dim < 0 ? dim + self.dim() : dim)] = 1;
+  sizes[toSize(dim < 0 ? dim + self.dim() : dim)] = 1;
   const Tensor rows = at::detail::empty_meta(sizes, at::kBool);
   const BlockNumber are_masked = call.allocate(rows.numel());
   const std::array<std::int64_t, 1> dims{dim};
   reduceOnGpu(call, {mask, rows, c10::OptionalIntArrayRef{dims}, /*keepdim=*/true, 1});
-  const BlockNumber zero = call.allocate(static_cast<std::int64_t>(self.element_size()));
+  const BlockNumber zero = call.allocate(toSigned(self.element_size()));
   call.free({zero, are_masked, is_masked});
 }
 
@@ -137,11 +138,11 @@ void logSumExp(KernelCall& call) {
   const std::vector<std::int64_t> dims = call.argument(1).toIntVector();
   const bool keepdim = call.argument(2).toBool();
   const Tensor& result = call.result();
-  const auto element = static_cast<std::int64_t>(self.element_size());
+  const auto element = toSigned(self.element_size());
   const BlockNumber maxima = call.copy(result);
   c10::DimVector sizes{self.sizes()};
   for (const std::int64_t dim : dims) {
-    sizes[static_cast<std::size_t>(dim < 0 ? dim + self.dim() : dim)] = 1;
+    sizes[toSize(dim < 0 ? dim + self.dim() : dim)] = 1;
   }
   const Tensor kept = at::detail::empty_meta(sizes, self.scalar_type());
   reduceOnGpu(call, {self, kept, c10::OptionalIntArrayRef{dims}, /*keepdim=*/true, element});
@@ -177,7 +178,7 @@ void normsOfList(KernelCall& call) {
   for (const Tensor& tensor : tensors) {
     chunks += (tensor.numel() + kChunk - 1) / kChunk;
   }
-  const auto count = static_cast<std::int64_t>(tensors.size());
+  const auto count = toSigned(tensors.size());
   const std::int64_t size = tensors.empty() ? 0 : accumulatorBytes(tensors.front().scalar_type());
   const BlockNumber offsets = call.allocate((count + 1) * 8);
   const BlockNumber norms = call.allocate(chunks * size);

@@ -7,6 +7,7 @@
 
 #include <ATen/EmptyTensor.h>
 
+#include "../../support/sizes.h"
 #include "cub_buffers.h"
 #include "kernel_call.h"
 #include "reduction_buffers.h"
@@ -23,7 +24,7 @@ using BlockNumber = KernelCall::BlockNumber;
 void randperm(KernelCall& call) {
   const std::int64_t n = call.argument(0).toInt();
   const Tensor& result = call.result();
-  const auto element = static_cast<std::int64_t>(result.element_size());
+  const auto element = toSigned(result.element_size());
   call.allocateAndFree(element);  // `check_supported_max_int_with_precision()`
   if (n == 0) {
     return;
@@ -55,7 +56,7 @@ void reduceProbabilities(KernelCall& call, c10::OptionalIntArrayRef dims, std::i
 // quotients are the samples.
 void sampleLargest(KernelCall& call) {
   const Tensor& self = call.tensor(0);
-  const auto element = static_cast<std::int64_t>(self.element_size());
+  const auto element = toSigned(self.element_size());
   const BlockNumber smallest = call.allocate(element);
   const BlockNumber largest = call.allocate(element);
   reduceProbabilities(call, std::nullopt, 2 * element);
@@ -95,7 +96,7 @@ void multinomial(KernelCall& call) {
   const BlockNumber normalized = call.copy(self);
   const BlockNumber sums = call.copy(self);
   if (self.numel() == self.size(-1)) {
-    call.allocateAndFree(cubScanBytes(self.numel(), static_cast<std::int64_t>(self.element_size())));
+    call.allocateAndFree(cubScanBytes(self.numel(), toSigned(self.element_size())));
   }
   call.free({sums, normalized});
 }

@@ -7,6 +7,7 @@
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/from_blob.h>
 
+#include "../../support/sizes.h"
 #include "arithmetic.h"
 
 namespace torchext {
@@ -36,7 +37,7 @@ Tensor viewResult(const Tensor& result,
   c10::DimVector strides{result.strides()};
   if (!reduction.keepdim) {
     for (std::int64_t dim = 0; dim < reduction.input.dim(); ++dim) {
-      if (mask[static_cast<std::size_t>(dim)]) {
+      if (mask[toSize(dim)]) {
         sizes.insert(sizes.begin() + dim, 1);
         strides.insert(strides.begin() + dim, 0);
       }
@@ -48,8 +49,8 @@ Tensor viewResult(const Tensor& result,
 at::TensorIterator iterate(const Reduction& reduction) {
   const Tensor& input = reduction.input;
   const bool reduces_all = !reduction.dims.has_value() || reduction.dims.value().empty();
-  const auto mask = reduces_all ? ~std::bitset<64>{}
-                                : at::dim_list_to_bitset(reduction.dims.value(), static_cast<std::size_t>(input.dim()));
+  const auto mask =
+      reduces_all ? ~std::bitset<64>{} : at::dim_list_to_bitset(reduction.dims.value(), toSize(input.dim()));
   const c10::ScalarType dtype = input.scalar_type();
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false).resize_outputs(false).is_reduction(true).check_all_same_dtype(false);
@@ -65,7 +66,7 @@ class ReduceLaunch {
  public:
   ReduceLaunch(const TensorIteratorBase& iterator, const Reduction& reduction, const GpuDescription& gpu)
       : iterator_{iterator},
-        element_{static_cast<std::int64_t>(reduction.input.element_size())},
+        element_{toSigned(reduction.input.element_size())},
         num_outputs_{iterator.num_output_elements()},
         num_inputs_{iterator.numel() / num_outputs_} {
     decide(reduction, gpu);
@@ -80,12 +81,12 @@ class ReduceLaunch {
   }
 
   std::int64_t semaphoreBytes() const {
-    return ctas_per_output_ == 1 ? 0 : static_cast<std::int64_t>(sizeof(int)) * gridX();
+    return ctas_per_output_ == 1 ? 0 : toSigned(sizeof(int)) * gridX();
   }
 
  private:
   std::int64_t inputStride(int dim) const {
-    return iterator_.strides(iterator_.ntensors() - 1)[static_cast<std::size_t>(dim)];
+    return iterator_.strides(iterator_.ntensors() - 1)[toSize(dim)];
   }
   std::int64_t gridX() const {
     return divideRoundingUp(num_outputs_ / output_vector_, output_step_);
@@ -105,7 +106,7 @@ class ReduceLaunch {
       }
     };
     divide(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(iterator_.data_ptr(input))) / element_);
-    divide(iterator_.shape()[static_cast<std::size_t>(output_dim)]);
+    divide(iterator_.shape()[toSize(output_dim)]);
     for (int dim = 0; dim < iterator_.ndim(); ++dim) {
       if (dim != output_dim) {
         divide(inputStride(dim) / element_);

@@ -7,6 +7,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 
+#include "../../support/sizes.h"
 #include "kernel_call.h"
 #include "reduction_buffers.h"
 
@@ -28,7 +29,7 @@ std::optional<std::vector<std::int64_t>> dimsOf(const KernelCall& call, Reductio
   if (where.dims < 0) {
     return std::nullopt;
   }
-  const c10::IValue& dims = call.argument(static_cast<std::size_t>(where.dims));
+  const c10::IValue& dims = call.argument(toSize(where.dims));
   if (dims.isNone()) {
     return std::nullopt;
   }
@@ -36,7 +37,7 @@ std::optional<std::vector<std::int64_t>> dimsOf(const KernelCall& call, Reductio
 }
 
 bool keepsDims(const KernelCall& call, ReductionArguments where) {
-  return where.keepdim >= 0 && call.argument(static_cast<std::size_t>(where.keepdim)).toBool();
+  return where.keepdim >= 0 && call.argument(toSize(where.keepdim)).toBool();
 }
 
 struct Accumulator {
@@ -90,7 +91,7 @@ void vectorNorm(KernelCall& call) {
 void extremum(KernelCall& call, ReductionArguments where) {
   call.allocateResults();
   const Tensor& self = call.tensor(0);
-  reduce(call, self, where, {static_cast<std::int64_t>(self.element_size())});
+  reduce(call, self, where, {toSigned(self.element_size())});
 }
 
 void extremumOfAll(KernelCall& call) {
@@ -144,7 +145,7 @@ void reduceToExtrema(KernelCall& call, const Tensor& self, const c10::OptionalIn
   for (const c10::IValue& result : call.results) {
     results.push_back(dims.has_value() ? result.toTensor() : one);
   }
-  const auto element = static_cast<std::int64_t>(self.element_size());
+  const auto element = toSigned(self.element_size());
   reduceOnGpu(call, {self, results, dims, keepdim, 2 * element});
 }
 
@@ -160,7 +161,7 @@ void countNonzero(KernelCall& call) {
   const Tensor& self = call.tensor(0);
   const BlockNumber are_nonzero = self.scalar_type() == at::kBool ? -1 : call.allocate(self.numel());
   call.allocateResult(0);
-  const BlockNumber as_numbers = call.allocate(self.numel() * static_cast<std::int64_t>(sizeof(std::int64_t)));
+  const BlockNumber as_numbers = call.allocate(self.numel() * toSigned(sizeof(std::int64_t)));
   const Tensor numbers = at::detail::empty_meta(self.sizes(), at::kLong);
   reduce(call, numbers, {1}, {accumulatorBytes(at::kLong)});
   call.free({as_numbers, are_nonzero});
@@ -180,7 +181,7 @@ void renorm(KernelCall& call) {
   const BlockNumber norms = call.allocate(self.size(kept) * number);
   const Tensor result = at::detail::empty_meta({self.size(kept)}, self.scalar_type());
   reduceOnGpu(call, {self, result, c10::OptionalIntArrayRef{dims}, /*keepdim=*/false, number});
-  const auto element = static_cast<std::int64_t>(self.element_size());
+  const auto element = toSigned(self.element_size());
   const BlockNumber factors = number == element ? -1 : call.allocate(self.size(kept) * element);
   call.free({factors, norms});
 }
@@ -192,7 +193,7 @@ void histogram(KernelCall& call) {
   if (self.numel() == 0 || !call.argument(2).toScalar().equal(0) || !call.argument(3).toScalar().equal(0)) {
     return;
   }
-  const auto element = static_cast<std::int64_t>(self.element_size());
+  const auto element = toSigned(self.element_size());
   const BlockNumber smallest = call.allocate(element);
   const BlockNumber largest = call.allocate(element);
   reduceToExtrema(call, self, std::nullopt, /*keepdim=*/false);

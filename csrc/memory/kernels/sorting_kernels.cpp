@@ -7,6 +7,7 @@
 
 #include <ATen/EmptyTensor.h>
 
+#include "../../support/sizes.h"
 #include "arithmetic.h"
 #include "cub_buffers.h"
 #include "kernel_call.h"
@@ -35,7 +36,7 @@ bool hasCompactSlices(const Tensor& tensor, std::int64_t dim) {
 void sortCompactSlices(KernelCall& call, const Tensor& self, std::int64_t dim) {
   const std::int64_t size = sliceSize(self, dim);
   const std::int64_t count = self.numel();
-  const std::int64_t key_bytes = static_cast<std::int64_t>(self.element_size());
+  const std::int64_t key_bytes = toSigned(self.element_size());
   const CubSort sort{count, key_bytes, kLong, self.scalar_type() == at::kBool ? 8 : key_bytes * 8};
   const std::int64_t slices = count / size;
   constexpr std::int64_t kManySlices = 128;
@@ -128,7 +129,7 @@ void search(KernelCall& call) {
   const BlockNumber contiguous_boundaries = call.copyUnlessContiguous(boundaries);
   const c10::ScalarType common = c10::promoteTypes(values.scalar_type(), boundaries.scalar_type());
   const auto cast = [&call, common](const Tensor& tensor) {
-    const auto element = static_cast<std::int64_t>(c10::elementSize(common));
+    const auto element = toSigned(c10::elementSize(common));
     return tensor.scalar_type() == common ? -1 : call.allocate(tensor.numel() * element);
   };
   const BlockNumber cast_values = cast(values);
@@ -177,7 +178,7 @@ void topk(KernelCall& call) {
     const std::int64_t items = std::clamp<std::int64_t>(
         divideRoundingUp(self.numel(), call.gpu.multiprocessors * kBlocksPerMultiprocessor * kThreads), 4, 64);
     const std::int64_t blocks = slices * divideRoundingUp(size, items * kThreads);
-    const auto element = static_cast<std::int64_t>(self.element_size());
+    const auto element = toSigned(self.element_size());
     std::vector<BlockNumber> buffers;
     for (const std::int64_t bytes : {slices * element, slices * 8, slices * 2 * std::max<std::int64_t>(element, 4),
                                      blocks * kDigits * 2, slices * kDigits * 4, blocks * 4, blocks * 4}) {
@@ -203,7 +204,7 @@ void cumulate(KernelCall& call) {
   const BlockNumber cast = self.scalar_type() == result.scalar_type() ? -1 : call.copy(result);
   const BlockNumber copy = cast >= 0 ? -1 : call.copyUnlessContiguous(self);
   if (self.numel() == sliceSize(self, call.argument(1).toInt())) {
-    call.allocateAndFree(cubScanBytes(self.numel(), static_cast<std::int64_t>(result.element_size())));
+    call.allocateAndFree(cubScanBytes(self.numel(), toSigned(result.element_size())));
   }
   call.free({copy, cast});
 }
@@ -216,7 +217,7 @@ struct SortedIndices {
 
 SortedIndices sortIndices(KernelCall& call, const Tensor& indices, std::int64_t largest) {
   const std::int64_t count = indices.numel();
-  const auto element = static_cast<std::int64_t>(indices.element_size());
+  const auto element = toSigned(indices.element_size());
   const BlockNumber sorted = call.allocate(count * element);
   const BlockNumber original = call.allocate(count * element);
   const BlockNumber range = call.allocate(count * element);
@@ -230,7 +231,7 @@ void addUpSegments(KernelCall& call, const Tensor& gradient, const Tensor& indic
   call.allocateResults();
   constexpr std::int64_t kRowsOfSegment = 10;
   const std::int64_t count = indices.numel();
-  const auto element = static_cast<std::int64_t>(indices.element_size());
+  const auto element = toSigned(indices.element_size());
   const BlockNumber offsets = call.allocate(count * element);
   const BlockNumber num_segments = call.allocate(kLong);
   const BlockNumber unique = call.allocate(count * element);

@@ -47,20 +47,20 @@ bool convertsToSparse(const OperatorHandle& op) {
 // Returns true for a call of the only operator that returns a sparse tensor because of a flag.
 bool isSparseGradient(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return op.schema().name() == "aten::_embedding_bag_backward" &&
-         arguments[static_cast<std::size_t>(findArgument(op.schema(), "sparse"))].toBool();
+         arguments[toSize(findArgument(op.schema(), "sparse"))].toBool();
 }
 
 std::optional<Layout> layoutArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const int position = findArgument(op.schema(), "layout");
-  if (position < 0 || !arguments[static_cast<std::size_t>(position)].isInt()) {
+  if (position < 0 || !arguments[toSize(position)].isInt()) {
     return std::nullopt;
   }
-  return arguments[static_cast<std::size_t>(position)].toLayout();
+  return arguments[toSize(position)].toLayout();
 }
 
 std::optional<Device> deviceArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const int position = findArgument(op.schema(), "device");
-  return position < 0 ? std::nullopt : arguments[static_cast<std::size_t>(position)].toOptional<Device>();
+  return position < 0 ? std::nullopt : arguments[toSize(position)].toOptional<Device>();
 }
 
 // Returns the rank of the tensor's backend key in the order of dispatch keys, or 0 for an undefined tensor.

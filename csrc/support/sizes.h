@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include <c10/util/Exception.h>
+
+namespace torchext {
+
+// Converts an integer to a size of C++. PyTorch's sizes, positions and numbers are signed. One that is negative is a
+// mistake of this library, and raises an internal error. In a function that is `noexcept`, that ends the process.
+template <typename Integer>
+constexpr std::size_t toSize(Integer number) {
+  static_assert(std::is_integral_v<Integer> && sizeof(Integer) <= sizeof(std::size_t));
+  if constexpr (std::is_signed_v<Integer>) {
+    TORCH_INTERNAL_ASSERT(number >= 0, "a size is ", number);
+  }
+  return static_cast<std::size_t>(number);
+}
+
+// Converts the other way. A size that is too large raises an internal error.
+template <typename Integer>
+constexpr std::int64_t toSigned(Integer size) {
+  static_assert(std::is_integral_v<Integer> && sizeof(Integer) <= sizeof(std::int64_t));
+  if constexpr (std::is_unsigned_v<Integer>) {
+    TORCH_INTERNAL_ASSERT(size <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()), "a size is ",
+                          size);
+  }
+  return static_cast<std::int64_t>(size);
+}
+
+}  // namespace torchext
