@@ -17,6 +17,7 @@ The texts have no times, addresses or paths. They depend on the release of PyTor
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import subprocess
@@ -211,6 +212,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all by default")
     given = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # some samples depend on the order of sets
+        os.execve(
+            sys.executable, [sys.executable, "-m", "freeze", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
     given.folder.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     for kind in given.kinds or KINDS:

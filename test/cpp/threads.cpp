@@ -22,6 +22,8 @@
 
 #include "deferred_init/explain.h"
 #include "fake/storage/storage_memory.h"
+#include "memory/device_memory.h"
+#include "memory/real_allocations.h"
 #include "memory/timeline.h"
 #include "tests.h"
 
@@ -220,7 +222,7 @@ void othersCountDuringMaterialization() {
     const auto count = [&storage] {
       torchext::countExistingStorage(storage);
       torchext::labelStorage(storage, 1);
-      torchext::visitAllocation(storage, [](void* allocation) { EXPECT(allocation != nullptr); });
+      torchext::visitCountedAllocation(storage, [](torchext::Allocation& allocation) { EXPECT(allocation.bytes > 0); });
     };
     runAtOnce({[&] { torchext::materialize({tensor}); }, count, count});
     EXPECT(isFullOf(tensor, round));

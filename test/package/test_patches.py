@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,6 @@ def test_dynamo_compiles_the_same_functions_after_graph_breaks() -> None:
 
 def test_interpreter_that_calls_past_a_replacement_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     patching._check_interpreter.__wrapped__()
-    monkeypatch.setattr(_C, "exchange", lambda _steps: None)
+    monkeypatch.setattr(patching, "_C", SimpleNamespace(exchange=lambda _steps: None, identity=_C.identity))
     with pytest.raises(PatchError, match=r"cannot replace C functions in Python 3\.\d+"):
         patching._check_interpreter.__wrapped__()
