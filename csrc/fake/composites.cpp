@@ -209,7 +209,8 @@ void oneHotKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   std::vector<int64_t> sizes = self.sizes().vec();
   sizes.push_back(classes);
   torch::jit::drop(*stack, 2);
-  torch::jit::push(*stack, self.new_zeros(sizes).scatter_(-1, self.unsqueeze(-1), 1));
+  const FakeFactoriesGuard guard;
+  torch::jit::push(*stack, at::zeros(sizes, self.options()).scatter_(-1, self.unsqueeze(-1), 1));
 }
 
 // The formula for tangents of `prod` (forward mode) calls `prod_backward()`.
@@ -331,7 +332,7 @@ void meshgridKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
 void replaceByZeros(IValue& argument) {
   const Tensor tensor = argument.toTensor();
   const HiddenCalls hidden;
-  argument = at::zeros({1}, at::TensorOptions(tensor.scalar_type())).expand(tensor.sizes());
+  argument = at::zeros({}, at::TensorOptions(tensor.scalar_type())).expand(tensor.sizes());
 }
 
 // (indices, values, ...) The kernel reads the largest indices from memory, unlike that of the overload with a size.
@@ -504,7 +505,7 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 void makeOutputsWithMathBitsResizable() {
   [[maybe_unused]] static const auto* library = [] {
     auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
-    registerWhere<&callWithResizableOutputs>(*added, &hasOut);
+    registerWhere<&callWithResizableOutputs>(*added, &ResizableOutputs::existFor);
     return added;
   }();
 }
@@ -538,9 +539,7 @@ void registerComposites(torch::Library& library) {
   library.impl("resize_", torch::CppFunction::makeFromBoxedFunction<&resizeKernel>());
   library.impl("sparse_coo_tensor.indices",
                torch::CppFunction::makeFromBoxedFunction<&translated<&sizeOfIndicesKernel>>());
-  for (const char* name : {"sparse_coo_tensor.indices_size", "_sparse_coo_tensor_unsafe"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&constructKernel>());
-  }
+  library.impl("sparse_coo_tensor.indices_size", torch::CppFunction::makeFromBoxedFunction<&constructKernel>());
   library.impl("_validate_sparse_coo_tensor_args", torch::CppFunction::makeFromBoxedFunction<&validateIndicesKernel>());
   library.impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&oneHotKernel>());
   library.impl("allclose", torch::CppFunction::makeFromBoxedFunction<&allcloseKernel>());

@@ -151,7 +151,7 @@ void FakeCall::run() {
     draws.emplace(op_, stack_);
   }
   std::optional<UncountedVersions> versions;
-  if (UncountedVersions::concern(op_) && !kernelToDecomposeWith()) {
+  if (UncountedVersions::concerns(op_) && !kernelToDecomposeWith()) {
     versions.emplace(op_, arguments());
   }
   const bool may_be_cached = has_fake_ || isFakeMode();

@@ -5,6 +5,7 @@
 
 #include "../support/stack_utils.h"
 #include "../torch_internals/open_tensor_impl.h"
+#include "calls/op_traits.h"
 #include "storage/fake_tensor_impl.h"
 
 namespace torchext {
@@ -49,10 +50,15 @@ void callResizeHandler(ResizeHandler handler,
   handler(resizeOperator(), keys, &stack);
 }
 
+bool ResizableOutputs::existFor(const OperatorHandle& op) {
+  return hasOut(op) || op.schema().name() == "aten::resize_as_";
+}
+
 ResizableOutputs::ResizableOutputs(const OperatorHandle& op, const Stack& stack) {
   const auto& arguments = op.schema().arguments();
+  const bool is_resized = op.schema().name() == "aten::resize_as_";
   for (const auto i : c10::irange(arguments.size())) {
-    if (arguments[i].is_out()) {
+    if (arguments[i].is_out() || (is_resized && i == 0)) {
       forEachTensor(torch::jit::peek(stack, i, arguments.size()), [this](const Tensor& output) { add(output); });
     }
   }

@@ -42,6 +42,9 @@ class ResizableOutputs {
   C10_DISABLE_COPY_AND_ASSIGN(ResizableOutputs);
   ~ResizableOutputs();
 
+  // Returns true for operators whose outputs an instance finds: each `out`, and the tensor that `resize_as_` resizes.
+  static bool existFor(const c10::OperatorHandle& op);
+
   // Returns true for the outputs of an instance.
   static bool isOne(const at::Tensor& tensor);
 

@@ -131,7 +131,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
         if (recipe.makesValues() && isFakeMode()) {
           giveValues(op, result, arguments...);
         }
-        countVersions(result);
+        countFill(result);
       }
       return result;
     } else {

@@ -7,6 +7,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
+#include <torchext/fake_tensor.h>
+
 #include "../support/stack_utils.h"
 #include "calls/op_traits.h"
 #include "values/known_bytes.h"
@@ -37,8 +39,16 @@ void countVersions(at::TensorList written) {
   }
 }
 
-bool UncountedVersions::concern(const OperatorHandle& op) {
-  return !op.hasKernelForDispatchKey(DispatchKey::ADInplaceOrView) && namespaceOf(op.operator_name()) == "aten";
+void countFill(const Tensor& result) {
+  if (isFake(result) && result.layout() == c10::kStrided && !result.is_meta()) {
+    countVersions(result);
+  }
+}
+
+bool UncountedVersions::concerns(const OperatorHandle& op) {
+  return !op.hasKernelForDispatchKey(DispatchKey::ADInplaceOrView) &&
+         (op.schema().is_mutable() || isAmong(kFillByOperator, op.schema().name())) &&
+         namespaceOf(op.operator_name()) == "aten";
 }
 
 UncountedVersions::UncountedVersions(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -46,10 +56,14 @@ UncountedVersions::UncountedVersions(const OperatorHandle& op, ArrayRef<IValue> 
   const auto& schema = op.schema();
   for (const auto i : c10::irange(arguments.size())) {
     if (schema.arguments()[i].is_out() || (is_foreach && i == 0)) {
-      forEachTensor(arguments[i], [this](const Tensor& tensor) { written_.push_back(tensor); });
+      forEachTensor(arguments[i], [this](const Tensor& tensor) {
+        if (isFake(tensor)) {
+          written_.push_back(tensor);
+        }
+      });
     }
   }
-  fills_result_ = written_.empty() && isAmong(kFillByOperator, schema.name());
+  fills_result_ = !schema.is_mutable() && isAmong(kFillByOperator, schema.name());
   if (!written_.empty() && isAmong(kResizeByOperator, schema.name())) {
     for (const Tensor& tensor : written_) {
       sizes_.emplace_back(tensor.sizes());
@@ -60,7 +74,7 @@ UncountedVersions::UncountedVersions(const OperatorHandle& op, ArrayRef<IValue> 
 void UncountedVersions::count(const Stack& stack) const {
   countVersions(written_);
   if (fills_result_) {
-    countVersions(stack.back().toTensor());
+    countFill(stack.back().toTensor());
   }
   for (const auto i : c10::irange(sizes_.size())) {
     if (written_[i].sizes() != ArrayRef<int64_t>{sizes_[i]}) {

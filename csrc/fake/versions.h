@@ -11,23 +11,26 @@
 
 namespace torchext {
 
-// Bumps the version of each of `written`, unless a kernel on `ADInplaceOrView` does, or Python's factories, which
-// exclude that key. As with real tensors, raises an
-// error for an inference tensor outside of inference mode.
+// Bumps the version of each of `written`, unless the key `ADInplaceOrView` is excluded: its kernels exclude it and bump
+// versions themselves, and Python's factories exclude it. As with real tensors, raises an error for an inference tensor
+// outside of inference mode.
 void countVersions(at::TensorList written);
+
+// The same for the result of a factory that fills it by an operator, if it is a strided fake.
+void countFill(const at::Tensor& result);
 
 // NOTE [Versions that PyTorch does not count]
 //
 // Most operators that write have a kernel on `ADInplaceOrView`, which bumps the versions of their arguments. Some have
-// none: foreach operators, outputs in lists, and `out` overloads of a few composite operators. There, the operators
-// that the real kernel calls bump the versions: `copy_()` for each output, and in a few kernels `resize_()` for those
-// that change their size. Fakes do not run these kernels.
+// none: foreach operators, outputs in lists, `out` overloads of a few composite operators, and factories that C++
+// calls. There, the operators that the real kernel calls bump the versions: `copy_()` for each output, in a few kernels
+// `resize_()` for those that change their size, and `fill_()` for a new tensor. Fakes do not run these kernels.
 class UncountedVersions {
  public:
-  // Returns true for such an operator, and for some that do not write.
-  static bool concern(const c10::OperatorHandle& op);
+  // Returns true for such an operator, and for some that PyTorch counts.
+  static bool concerns(const c10::OperatorHandle& op);
 
-  // Finds the arguments of such an operator before the call.
+  // Finds the fakes that such an operator writes, before the call.
   UncountedVersions(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
   // Bumps their versions after the call, and that of the result on `stack` if `op` is such a factory.

@@ -432,11 +432,11 @@ PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-// Exchanges it in `type`, and in derived types with the same `tp_new`. CPython caches properties of types.
+// Exchanges it in `type`, and in derived types with the same `tp_new`. CPython reads it for each call, except that of
+// `object`, which is never replaced, so nothing that it caches of the type changes.
 void exchangeNew(PyTypeObject* type, newfunc expected, newfunc function) {
   if (type->tp_new == expected) {
     type->tp_new = function;
-    PyType_Modified(type);
   }
   const auto find = pybind11::reinterpret_borrow<pybind11::object>(reinterpret_cast<PyObject*>(&PyType_Type));
   for (const pybind11::handle derived :

@@ -9,13 +9,13 @@
 
 namespace torchext {
 
-// Converts an integer to a size of C++. PyTorch's sizes, positions and numbers are signed. One that is negative is a
-// mistake of this library, and raises an internal error. In a function that is `noexcept`, that ends the process.
+// Converts an integer to a size of C++. PyTorch's sizes, positions and numbers are signed. A negative one raises an
+// internal error, and in a function that is `noexcept` ends the process: check numbers of the program before.
 template <typename Integer>
 constexpr std::size_t toSize(Integer number) {
   static_assert(std::is_integral_v<Integer> && sizeof(Integer) <= sizeof(std::size_t));
   if constexpr (std::is_signed_v<Integer>) {
-    TORCH_INTERNAL_ASSERT(number >= 0, "a size is ", number);
+    TORCH_INTERNAL_ASSERT(number >= 0, "a size is ", static_cast<std::int64_t>(number));
   }
   return static_cast<std::size_t>(number);
 }

@@ -662,3 +662,26 @@ def test_legacy_constructors_take_devices_and_tensors() -> None:
             torch.cuda.FloatTensor(3, device="cpu")
     with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
         torch.cuda.FloatTensor(3)
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_kernels_over_a_dimension_accept_numbers(dim: int) -> None:
+    with fake_mode(gpu=1):
+        number = torch.empty((), device="cuda")
+        assert torch.logsumexp(number, dim).shape == torch.ops.aten._safe_softmax(number, dim).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: torch._neg_view(torch.ones(2)), "Negative"),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj(), "Conjugate"),
+        (lambda: torch._efficientzerotensor(2), "ZeroTensor"),
+    ],
+)
+def test_oldest_factories_refuse_the_bits_that_eager_ones_refuse(make: Callable[[], torch.Tensor], key: str) -> None:
+    for factory in (lambda t: t.new_tensor(1.0), lambda t: t.new(3)):
+        with pytest.raises(RuntimeError, match=f"DispatchKey {key} doesn't correspond to a device"):
+            factory(make())
+        with fake_mode(), pytest.raises(RuntimeError, match=f"DispatchKey {key} doesn't correspond to a device"):
+            factory(make())

@@ -725,10 +725,14 @@ FROM_INDICES: dict[str, FromIndices] = {
     "no elements": lambda values: torch.sparse_coo_tensor(torch.zeros(1, 0).long(), values(0)),
     "no dimensions": lambda values: torch.sparse_coo_tensor(torch.zeros(0, 0).long(), values(0)),
     "negative": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, -2]]), values(2)),
+    "number": lambda values: torch.sparse_coo_tensor(torch.tensor([[1]]), values(())),
     "other number of values": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]), values(3)),
     "vector of indices": lambda values: torch.sparse_coo_tensor(torch.tensor([1, 2]), values(2)),
     "floating point": lambda values: torch.sparse_coo_tensor(torch.tensor([[1.0, 2.0]]), values(2)),
     "checked": lambda values: torch.sparse_coo_tensor(torch.tensor([[1, 2]]), values(2), (3,), check_invariants=True),
+    "checked number": lambda values: torch.sparse_coo_tensor(
+        torch.tensor([[1]]), values(()), (3,), check_invariants=True
+    ),
     "checked size of indices": lambda values: torch.sparse_coo_tensor(
         torch.tensor([[1, 2]]), values(2), check_invariants=True
     ),

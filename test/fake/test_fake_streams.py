@@ -195,3 +195,13 @@ def test_stream_of_another_device_makes_that_device_current() -> None:
         with torch.Stream(device="cuda:0"):
             assert torch.empty(1, device="cuda").device == torch.device("cuda", 0)
         assert torch.cuda.current_device() == 1
+
+
+def test_negative_numbers_of_streams_and_devices_do_not_end_the_process() -> None:
+    with fake_mode(gpu=1):
+        assert torch._C._cuda_getCurrentStream(-1)[0] == 0
+        assert torch.cuda.Stream(stream_id=-1, device_index=0, device_type=1).query()
+        with torch.cuda.stream(torch.cuda.ExternalStream(-8)):
+            assert torch.ones(3, device="cuda").shape == (3,)
+        with pytest.raises(RuntimeError, match=r"invalid device ordinal: -1"):
+            torch._C._cuda_setStream(stream_id=0, device_index=-1, device_type=1)

@@ -144,6 +144,9 @@ def test_unknown_data_are_cut_by_known_sizes() -> None:
         ):
             counts = torch.bincount(positions, weights, minlength)
             assert (counts.shape, counts.dtype) == ((max(minlength, 4),), dtype)
+        assert torch.bincount(positions, torch.empty(3), minlength=2**40).shape == (2**40,)  # without memory
+        with pytest.raises(DataDependentError, match=r"aten::bincount"):
+            torch.bincount(positions, torch.empty(3, device="cuda"))
 
 
 def test_known_values_that_are_out_of_bounds_are_refused() -> None:

@@ -271,6 +271,8 @@ WRONG_SEGMENTS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     "reduction": lambda lengths: torch.segment_reduce(torch.ones(6), "foo", lengths=lengths()),
     "dtype of lengths": lambda lengths: torch.segment_reduce(torch.ones(6), "sum", lengths=lengths().float()),
     "dtype of data": lambda lengths: torch.segment_reduce(torch.ones(6).long(), "sum", lengths=lengths()),
+    "rows": lambda lengths: torch.segment_reduce(torch.ones(6, 3), "sum", lengths=lengths().view(1, 2), axis=1),
+    "no elements": lambda lengths: torch.segment_reduce(torch.ones(6), "sum", lengths=lengths()[:0]),
     "no lengths": lambda _lengths: torch.segment_reduce(torch.ones(6), "sum"),
 }
 

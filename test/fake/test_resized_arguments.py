@@ -147,6 +147,7 @@ WRITE: dict[str, Callable[[Tensor], object]] = {
     "mm": lambda out: torch.mm(numbers(out, 3, 4), numbers(out, 4, 3), out=out),
     "mul, of a part": lambda out: torch.mul(out.new_ones(4).conj(), numbers(out, 4), out=out),
     "randn": lambda out: torch.randn(9, out=out),
+    "resize_as_": lambda out: out.resize_as_(torch.zeros(5)).fill_(1),
     "stack": lambda out: torch.stack([numbers(out, 3), numbers(out, 3)], out=out),
     "sum": lambda out: torch.sum(numbers(out, 3, 4), 0, out=out),
     "take": lambda out: torch.take(numbers(out, 9), torch.tensor([[1, 2, 3]]), out=out),

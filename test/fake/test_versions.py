@@ -100,6 +100,36 @@ def assert_same_versions(fn: Callable[[], Outputs], mode: Callable[[], Any], wha
             assert versions([materialize_tensor(tensor) for tensor in deferred]) == wanted, what
 
 
+# Tensors that are not fake in `fake_mode`, or have no storage.
+OTHERS: dict[str, Callable[[], Tensor]] = {
+    "meta": lambda: aten.zeros([3], device="meta"),
+    "meta, full": lambda: aten.full([3], 2.0, device="meta"),
+    "COO": lambda: aten.zeros([3], layout=torch.sparse_coo),
+    "CSR": lambda: aten.zeros([3, 3], layout=torch.sparse_csr),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR tensor support|invariant checks)")
+@pytest.mark.parametrize("name", OTHERS)
+def test_tensor_without_a_fake_storage_has_the_eager_version(name: str) -> None:
+    wanted = OTHERS[name]()._version
+    with fake_mode():
+        assert OTHERS[name]()._version == wanted
+
+
+def test_writes_to_real_tensors_are_counted_once_in_fake_mode() -> None:
+    tensors = pair()
+    with fake_mode():
+        torch._foreach_add_(tensors, 1)
+        aten._foreach_add.Scalar_out(tensors, 1, out=tensors)
+    assert versions(tensors) == [2, 2]
+
+
+def test_one_hot_of_unknown_numbers_has_the_eager_version() -> None:
+    with fake_mode():
+        assert torch.nn.functional.one_hot(torch.empty(3).long(), 4)._version == 2
+
+
 MODES = [torch.enable_grad, torch.inference_mode, torch._C._AutoDispatchBelowADInplaceOrView]
 
 

@@ -113,12 +113,17 @@ def _without_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_sizes_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_default_local_load_plan(state_dict: Mapping[str, Any], metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        if current() is not None:
+        if current() is not None and _is_derived_from_files(metadata):
             known = {key: _of_whole(saved, state_dict.get(key)) for key, saved in metadata.state_dict_metadata.items()}
             metadata = replace(metadata, state_dict_metadata=known)
         return original(state_dict, metadata, *args, **kwargs)
 
     return create_default_local_load_plan
+
+
+def _is_derived_from_files(metadata: Any) -> bool:
+    """Whether the sizes are the largest ones in files of safetensors, instead of those that were saved with them."""
+    return any(type(place).__name__ == "_HFStorageInfo" for place in (metadata.storage_data or {}).values())
 
 
 def _of_whole(saved: Any, tensor: Any) -> Any:

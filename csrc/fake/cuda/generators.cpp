@@ -40,7 +40,7 @@ class FakeCudaGenerator final : public c10::GeneratorImpl {
 
   void set_offset(std::uint64_t offset) override {
     TORCH_CHECK(offset % 4 == 0, "offset must be a multiple of 4");
-    state_->offset = toSigned(offset);
+    state_->offset = static_cast<std::int64_t>(offset);  // wraps around, as the kernels do
   }
 
   std::uint64_t get_offset() const override {

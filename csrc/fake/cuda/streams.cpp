@@ -20,23 +20,22 @@ thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
 
 std::atomic<std::int64_t>* counterOf(c10::DeviceIndex device, c10::StreamId stream) noexcept {
   static std::array<std::atomic<std::int64_t>, kMaxDevices*(kStreams + 1)> counters{};
-  const auto index = toSize(device);
-  const auto number = toSize(stream);
-  return index < kMaxDevices && number <= kStreams ? &counters.at(index * (kStreams + 1) + number) : nullptr;
+  if (device < 0 || stream < 0 || toSize(device) >= kMaxDevices || toSize(stream) > kStreams) {
+    return nullptr;
+  }
+  return &counters.at(toSize(device) * (kStreams + 1) + toSize(stream));
 }
 
 }  // namespace
 
 c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept {
-  const auto index = toSize(device);
-  return index < kMaxDevices ? current_streams[index] : 0;
+  return device >= 0 && toSize(device) < kMaxDevices ? current_streams[toSize(device)] : 0;
 }
 
 void setCurrentFakeStream(c10::DeviceIndex device, c10::StreamId stream) {
-  const auto index = toSize(device);
-  TORCH_CHECK(device >= 0 && index < kMaxDevices, "CUDA error: invalid device ordinal: ", static_cast<int>(device),
-              ".");
-  current_streams[index] = stream;
+  TORCH_CHECK(device >= 0 && toSize(device) < kMaxDevices,
+              "CUDA error: invalid device ordinal: ", static_cast<int>(device), ".");
+  current_streams[toSize(device)] = stream;
 }
 
 void countWork(c10::DeviceIndex device) noexcept {

@@ -172,8 +172,7 @@ bool mayBeSize(const c10::Argument& argument) {
 class StandIns {
  public:
   StandIns(const OperatorHandle& op, const Likeness& likeness)
-      : likeness_{likeness},
-        trusts_indices_{trustOf(op) == Trust::kIndices || op.schema().name() == "aten::segment_reduce"} {}
+      : likeness_{likeness}, trusts_indices_{trustOf(op) == Trust::kIndices || trustOf(op) == Trust::kSegments} {}
 
   IValue of(const IValue& value, const c10::Argument& argument);
   Tensor of(const Tensor& tensor, Fill fill_with);
@@ -313,13 +312,23 @@ double extentOf(const Tensor& tensor) {
   return tensor.numel() == 0 ? 0 : extent;
 }
 
-// Returns true for the flag with which `segment_reduce()` does not check its lengths, if these are unknown: no fill
-// adds up to the size that it would expect.
-bool skipsChecks(const c10::Argument& argument, ArrayRef<IValue> arguments, const Likeness& likeness) {
-  return argument.name() == "unsafe" && !hasTensor(arguments.slice(1), [&](const Tensor& tensor) {
-           return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) && likeness.known != nullptr &&
-                  (*likeness.known)(tensor).defined();
-         });
+// Returns true for the flag with which an operator of `Trust::kSegments` does not check its lengths, if these are
+// unknown: no fill adds up to the size that it would expect. It then reads a row of lengths for each row of the data,
+// and refuses other sizes by its checks.
+bool skipsChecks(const OperatorHandle& op,
+                 const c10::Argument& argument,
+                 ArrayRef<IValue> arguments,
+                 const Likeness& likeness) {
+  if (trustOf(op) != Trust::kSegments || argument.name() != "unsafe") {
+    return false;
+  }
+  const Tensor& data = arguments.front().toTensor();
+  return !hasTensor(arguments.slice(1), [&](const Tensor& lengths) {
+    const bool is_known = likeness.known != nullptr && (*likeness.known)(lengths).defined();
+    const bool is_shaped = lengths.dim() > 0 && lengths.dim() <= data.dim() && lengths.numel() > 0;
+    const auto rows = toSize(is_shaped ? lengths.dim() - 1 : 0);
+    return is_known || !is_shaped || data.sizes().slice(0, rows) != lengths.sizes().slice(0, rows);
+  });
 }
 
 }  // namespace
@@ -330,7 +339,8 @@ Stack standInsOf(const OperatorHandle& op, c10::ArrayRef<IValue> arguments, cons
   stack.reserve(arguments.size());
   for (const auto i : c10::irange(arguments.size())) {
     const c10::Argument& argument = op.schema().arguments()[i];
-    stack.push_back(skipsChecks(argument, arguments, likeness) ? IValue{true} : stand_ins.of(arguments[i], argument));
+    stack.push_back(skipsChecks(op, argument, arguments, likeness) ? IValue{true}
+                                                                   : stand_ins.of(arguments[i], argument));
   }
   return stack;
 }

@@ -64,6 +64,7 @@ const OperatorTable<Trust> trustOf{
           "aten::fractional_max_pool2d_backward", "aten::fractional_max_pool3d_backward",
           "aten::embedding_dense_backward", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
           "aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward"}},
+        {Trust::kSegments, {"aten::segment_reduce"}},
         {Trust::kStatistics, {"aten::batch_norm_backward", "aten::native_batch_norm_backward"}},
         {Trust::kForward,
          {"aten::log_sigmoid_backward", "aten::native_layer_norm_backward", "aten::_softmax_backward_data",
@@ -82,6 +83,7 @@ bool mayBeTriedOut(const OperatorHandle& op, c10::ArrayRef<c10::IValue> argument
     case Trust::kSizes:
     case Trust::kForward:
       return areOnCpu(arguments);
+    case Trust::kSegments:  // the kernel checks all lengths: see `skipsChecks()`
     case Trust::kNothing:
       break;
   }

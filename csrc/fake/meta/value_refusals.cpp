@@ -34,7 +34,9 @@ bool checksLengths(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 // Returns true for an operator whose kernel may check values, unless a trial with values could be slow or unsafe.
 bool mayCheckValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (trustOf(op) != Trust::kNothing || (trustsIntegers(op) && !checksLengths(op, arguments))) {
+  const Trust trust = trustOf(op);
+  if ((trust != Trust::kNothing && trust != Trust::kSegments) ||
+      (trustsIntegers(op) && !checksLengths(op, arguments))) {
     return false;
   }
   bool are_all_integers = true;

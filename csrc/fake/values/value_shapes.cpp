@@ -1,5 +1,6 @@
 #include "value_shapes.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -47,15 +48,17 @@ std::optional<Stack> packed(const Tensor& input, const Tensor& lengths, bool bat
   return Stack{fakeOf(sizes, input.options()), batch_sizes};
 }
 
-// (self, weights, minlength). `positions` are the values of `self`.
+// (self, weights, minlength). `positions` are the values of `self`. The kernel runs for its errors, on few counts.
 std::optional<Stack> counted(const Tensor& positions, const Tensor& weights, int64_t minlength) {
-  Tensor counts;
+  int64_t needed = 0;
+  c10::ScalarType dtype{};
   {
     const HiddenCalls guard;
-    const Tensor zeros = at::zeros({1}, at::TensorOptions(weights.scalar_type())).expand(weights.sizes());
-    counts = at::bincount(positions, zeros, minlength);
+    const Tensor zeros = at::zeros({}, at::TensorOptions(weights.scalar_type())).expand(weights.sizes());
+    dtype = at::bincount(positions.clamp_max(0), zeros, std::min<int64_t>(minlength, 0)).scalar_type();
+    needed = positions.numel() == 0 ? 0 : positions.max().item().toLong() + 1;
   }
-  return Stack{fakeOf(counts.sizes(), weights.options().dtype(counts.scalar_type()))};
+  return Stack{fakeOf({std::max(needed, minlength)}, weights.options().dtype(dtype))};
 }
 
 }  // namespace
@@ -63,7 +66,8 @@ std::optional<Stack> counted(const Tensor& positions, const Tensor& weights, int
 std::optional<Stack> resultsBySizes(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper value_of) {
   const std::string& name = op.schema().name();
   const bool is_whole = op.schema().overload_name().empty();
-  const bool counts = name == "aten::bincount" && is_whole && arguments[1].isTensor();
+  const bool counts = name == "aten::bincount" && is_whole && arguments[1].isTensor() &&
+                      arguments[1].toTensor().device() == arguments[0].toTensor().device();
   const bool selects = name == "aten::masked_select" && is_whole;
   const bool packs = name == "aten::_pack_padded_sequence";
   if (!counts && !selects && !packs) {

@@ -116,6 +116,9 @@ void softmaxBackward(KernelCall& call) {
 void safeSoftmax(KernelCall& call) {
   copyFirst(call);
   const Tensor& self = call.tensor(0);
+  if (self.dim() == 0) {
+    return;
+  }
   const std::int64_t dim = call.argument(1).toInt();
   const BlockNumber is_masked = call.allocate(self.numel());
   const Tensor mask = at::detail::empty_strided_meta(self.sizes(), self.strides(), at::kBool);
@@ -132,7 +135,7 @@ void safeSoftmax(KernelCall& call) {
 // `logsumexp_out_impl()`: the maxima, a mask of infinite ones, and the sums of the exponentials.
 void logSumExp(KernelCall& call) {
   const Tensor& self = call.tensor(0);
-  if (!self.is_floating_point() || self.numel() == 0) {
+  if (!self.is_floating_point() || self.numel() == 0 || self.dim() == 0) {
     return;
   }
   const std::vector<std::int64_t> dims = call.argument(1).toIntVector();

@@ -205,6 +205,7 @@ def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
         data = kwargs["data"] if "data" in kwargs else args[0] if args else None
         if not is_fake_tensor(self) or len(args) + ("data" in kwargs) != 1 or not kwargs.keys() <= NEW_TENSOR_OPTIONS:
             return original(self, *args, **kwargs)  # raises for these
+        _check_highest_key(self)
         given = {name: value for name, value in kwargs.items() if value is not None and name != "data"}
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device} | given
         result = _make_tensor(data, **options)
@@ -212,6 +213,14 @@ def _lifting_data(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
         return result
 
     return new_tensor
+
+
+def _check_highest_key(tensor: torch.Tensor) -> None:
+    """Raise the error that PyTorch raises if that key belongs to no device."""
+    bits = {"ZeroTensor": tensor._is_zerotensor, "Negative": tensor.is_neg, "Conjugate": tensor.is_conj}
+    for key, is_set in bits.items():
+        if is_set():
+            raise RuntimeError(f"DispatchKey {key} doesn't correspond to a device")
 
 
 NEW_TENSOR_OPTIONS = {"data", "dtype", "device", "requires_grad", "pin_memory", "names"}
@@ -223,6 +232,7 @@ def _made_by_the_dispatcher(original: Callable[..., torch.Tensor]) -> Callable[.
     def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not is_fake_tensor(self):
             return original(self, *args, **kwargs)
+        _check_highest_key(self)
         options = dict(kwargs)
         device = options.pop("device", None)
         # `size`, `data`, `other` or `storage`; or `indices`, `values` and `size`, in any order.
