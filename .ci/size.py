@@ -11,9 +11,9 @@ import sys
 
 # Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. The
 # last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
-# ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), and processes that a
-# program starts (79,500 before).
-BUDGET = 79_650
+# ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), processes that a program
+# starts (79,500 before), and outputs with math bits, uncounted versions and checked conversions (79,650 before).
+BUDGET = 80_170
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 
