@@ -1,12 +1,12 @@
-"""Writes what torchext does as text, for a comparison before and after a change that must not change it.
+"""Writes calls, routes, plans and memory as text, to compare them before and after a change that must keep them.
 
     cd test
     python -m freeze BEFORE             # all of it: about 10 minutes
     python -m freeze AFTER calls plans  # some
     diff -r BEFORE AFTER
 
-`calls`   what each sample of `op_db` returns on fakes, in five layouts, on the CPU and on a GPU, the first time and
-          from the cache: metadata, storages, versions, changed arguments, memory besides the results, and errors
+`calls`   calls of the samples of `op_db` on fakes, in five layouts, on the CPU and on a GPU, without and with the
+          cache: metadata, storages and versions of arguments and results, peak memory, and errors
 `routes`  the route of each operator that these samples call, on real, fake and deferred tensors
 `plans`   the plans of 200 random programs
 `memory`  the allocations of the programs of `make oracle` on fakes, and their memory reports
@@ -82,7 +82,7 @@ def cleaned(text: str) -> str:
 
 
 def described(visit: Visit, arguments: Arguments) -> str:
-    """Describe the result of a call, what it did to its arguments, and the memory that it took in the meantime."""
+    """Describe the arguments of a call after it, its result, and its peak memory."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     try:
@@ -212,17 +212,17 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all by default")
     given = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # some samples depend on the order of sets
-        os.execve(
-            sys.executable, [sys.executable, "-m", "freeze", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
-        )
     given.folder.mkdir(parents=True, exist_ok=True)
+    kinds = given.kinds or list(KINDS)
+    if len(kinds) > 1 or os.environ.get("PYTHONHASHSEED") != "0":
+        # A process for each, because kernels are registered when they are first needed. Samples depend on hashes.
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        commands = [[sys.executable, "-m", "freeze", str(given.folder), kind] for kind in kinds]
+        return max(subprocess.run(command, env=environment, check=False).returncode for command in commands)
     warnings.simplefilter("ignore")
-    for kind in given.kinds or KINDS:
-        with (given.folder / f"{kind}.txt").open("w") as file:
-            for line in KINDS[kind]():
-                print(line, file=file)
-        print(f"{kind}: {sum(1 for _ in (given.folder / f'{kind}.txt').open())} lines", flush=True)
+    path = given.folder / f"{kinds[0]}.txt"
+    path.write_text("".join(f"{line}\n" for line in KINDS[kinds[0]]()))
+    print(f"{kinds[0]}: {len(path.read_text().splitlines())} lines", flush=True)
     return 0
 
 
