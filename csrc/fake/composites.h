@@ -14,9 +14,9 @@ void registerComposites(torch::Library& library);
 void makeResultsOfZerosFake();
 
 // Most operators do not handle the negative and the conjugate bit. For them, PyTorch's fallback (MathBitsFallback.h)
-// passes a clone of an `out` with such a bit, and then resizes the `out` without the dispatcher. This makes such outputs
-// resizable, for all operators of `aten`. Call it before the first fake has one of the bits: most programs have no such
-// fake, and it registers 900 kernels.
+// passes a clone of an `out` with such a bit, and then resizes the `out` without the dispatcher. This makes such
+// outputs resizable, for all operators of `aten`. Call it before the first fake has one of the bits: most programs have
+// no such fake, and it registers 900 kernels.
 void makeOutputsWithMathBitsResizable();
 
 }  // namespace torchext

@@ -27,8 +27,8 @@ class TORCHEXT_API RealAllocationsGuard {
   std::unique_ptr<State> state_;
 };
 
-// Calls `visit` with the counted allocation of a fake or real storage, if one exists, under the lock `kDeviceMemory`, so
-// that it is not freed in the meantime.
+// Calls `visit` with the counted allocation of a fake or real storage, if one exists, under the lock `kDeviceMemory`,
+// so that it is not freed in the meantime.
 TORCHEXT_API void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(Allocation&)> visit);
 
 // For languages without guards: NOTE [Guards and blocks].

@@ -23,7 +23,8 @@ const DispatchKeySet kSkipped =
                                        DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchVmapMode});
 
 // Sets the part of the state that no PyTorch guard covers. The default dtype is that of the process, and other threads
-// read it without a lock, so it is written only if it differs from that of the recording (docs/reference/limitations.md).
+// read it without a lock, so it is written only if it differs from that of the recording
+// (docs/reference/limitations.md).
 void setDtypes(const ThreadState& state) {
   if (c10::get_default_dtype_as_scalartype() != state.default_dtype) {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(state.default_dtype));
