@@ -5,7 +5,7 @@
     python -m freeze AFTER calls plans  # some
     diff -r BEFORE AFTER
 
-`calls`   calls of the samples of `op_db` on fakes, in five layouts, on the CPU and on a GPU, without and with the
+`calls`   calls of the samples of `op_db` on fakes, in six layouts, on the CPU and on a GPU, without and with the
           cache: metadata, storages and versions of arguments and results, peak memory, and errors
 `routes`  the route of each operator that these samples call, on real, fake and deferred tensors
 `plans`   the plans of 200 random programs
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comparisons import channels_last, reversed_strides, with_gaps
+from sweeps.checks.layouts import LAYOUTS
 from sweeps.operators import Arguments, Visit, same_storage_copy, tensors_in
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
@@ -43,22 +43,6 @@ GPU = "H100"
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 SAMPLES = 6  # of an operator and a dtype
 PLANS = 200
-
-OnTensor = Callable[[Tensor], Tensor]
-
-
-def expanded(tensor: Tensor) -> Tensor:
-    """Return the first elements of the last dimension, repeated without memory."""
-    return tensor if tensor.dim() == 0 or tensor.numel() == 0 else tensor[..., :1].expand_as(tensor)
-
-
-LAYOUTS: dict[str, OnTensor] = {
-    "as made": same_storage_copy,
-    "reversed": reversed_strides,
-    "with gaps": with_gaps,
-    "channels last": channels_last,
-    "expanded": expanded,
-}
 
 
 def visits() -> Iterator[Visit]:
@@ -114,7 +98,7 @@ def calls() -> Iterator[str]:
     for number, visit in enumerate(visits()):
         if not visit.is_strided:
             continue
-        for layout, change in LAYOUTS.items():
+        for change in (same_storage_copy, *LAYOUTS):
             try:
                 real = visit.arguments(change)
             except Exception:  # the layout does not exist for these tensors
@@ -122,7 +106,7 @@ def calls() -> Iterator[str]:
             for device in ("cpu", "cuda"):
                 first, second = called_twice(visit, real, device)
                 again = "" if first == second else f"; again: {second}"
-                yield f"{visit.name} {visit.dtype} {number} {layout} {device}: {first}{again}"
+                yield f"{visit.name} {visit.dtype} {number} {change.__name__} {device}: {first}{again}"
 
 
 def called_twice(visit: Visit, real: Arguments, device: str) -> list[str]:

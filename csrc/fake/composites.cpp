@@ -18,6 +18,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
+#include <ATen/ops/resize_ops.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -188,11 +189,13 @@ void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stac
 }
 
 // `at::native::resize_output()` bypasses the kernels that refuse tensors with gradients and count versions.
-void resizeKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+const Tensor& resizeOutput(DispatchKeySet keys,
+                           const Tensor& self,
+                           c10::SymIntArrayRef size,
+                           std::optional<c10::MemoryFormat> format) {
   const DispatchKeySet kept =
       ResizableOutputs::isOne(self) ? keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView : keys;
-  op.redispatchBoxed(kept & kBelowComposites, stack);
+  return at::_ops::resize_::redispatch(kept & kBelowComposites, self, size, format);
 }
 
 // On the CPU, `one_hot()` reads values to compare them with the number of classes. Otherwise this does the same as it.
@@ -536,7 +539,7 @@ void registerComposites(torch::Library& library) {
        {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence_backward"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&translated<&recurrentKernel>>());
   }
-  library.impl("resize_", torch::CppFunction::makeFromBoxedFunction<&resizeKernel>());
+  library.impl("resize_", &resizeOutput);
   library.impl("sparse_coo_tensor.indices",
                torch::CppFunction::makeFromBoxedFunction<&translated<&sizeOfIndicesKernel>>());
   library.impl("sparse_coo_tensor.indices_size", torch::CppFunction::makeFromBoxedFunction<&constructKernel>());

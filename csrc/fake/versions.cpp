@@ -1,14 +1,10 @@
 #include "versions.h"
 
-#include <array>
-#include <cstddef>
-#include <string_view>
-
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
-
 #include <torchext/fake_tensor.h>
 
+#include "../support/operator_table.h"
 #include "../support/stack_utils.h"
 #include "calls/op_traits.h"
 #include "values/known_bytes.h"
@@ -19,13 +15,12 @@ using c10::DispatchKey;
 
 namespace {
 
-// Operators whose kernels resize their outputs by the operator `resize_`.
-constexpr std::array<std::string_view, 2> kResizeByOperator = {"aten::split_with_sizes_copy", "aten::unbind_copy"};
+const OperatorSet resizesOutputs{"resize their outputs by the operator `resize_`",
+                                 {"aten::split_with_sizes_copy", "aten::unbind_copy"}};
 
-// Factories whose kernels fill their result by an operator.
-constexpr std::array<std::string_view, 8> kFillByOperator = {"aten::arange",   "aten::eye",      "aten::full",
-                                                             "aten::linspace", "aten::logspace", "aten::ones",
-                                                             "aten::range",    "aten::zeros"};
+const OperatorSet fillsResult{"fill a new tensor by an operator",
+                              {"aten::arange", "aten::eye", "aten::full", "aten::linspace", "aten::logspace",
+                               "aten::ones", "aten::range", "aten::zeros"}};
 
 }  // namespace
 
@@ -46,8 +41,7 @@ void countFill(const Tensor& result) {
 }
 
 bool UncountedVersions::concerns(const OperatorHandle& op) {
-  return !op.hasKernelForDispatchKey(DispatchKey::ADInplaceOrView) &&
-         (op.schema().is_mutable() || isAmong(kFillByOperator, op.schema().name())) &&
+  return !op.hasKernelForDispatchKey(DispatchKey::ADInplaceOrView) && (op.schema().is_mutable() || fillsResult(op)) &&
          namespaceOf(op.operator_name()) == "aten";
 }
 
@@ -63,8 +57,8 @@ UncountedVersions::UncountedVersions(const OperatorHandle& op, ArrayRef<IValue> 
       });
     }
   }
-  fills_result_ = !schema.is_mutable() && isAmong(kFillByOperator, schema.name());
-  if (!written_.empty() && isAmong(kResizeByOperator, schema.name())) {
+  fills_result_ = !schema.is_mutable() && fillsResult(op);
+  if (!written_.empty() && resizesOutputs(op)) {
     for (const Tensor& tensor : written_) {
       sizes_.emplace_back(tensor.sizes());
     }

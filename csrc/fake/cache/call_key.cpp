@@ -214,7 +214,7 @@ void CallKey::addGlobalState() {
   if (fakeCudaDeviceCount() > 0) {
     std::uint64_t order = 0;
     for (const at::SDPBackend backend : context.sDPPriorityOrder()) {
-      order = order << 8U | bits(static_cast<std::int64_t>(backend));
+      order = order << 8U | bits(static_cast<int64_t>(backend));
     }
     words_.push_back(order);
     words_.push_back(reinterpret_cast<std::uintptr_t>(&fakeGpu()));

@@ -23,8 +23,8 @@ enum class Trust : std::uint8_t {
   kSizes,       // sums or products of sizes: tried out only at their own sizes, if these are modest
   kIndices,     // positions: tried out with zeros, which are valid positions
   kStatistics,  // one per channel: tried out on the CPU if the numbers match
-  kSegments,  // lengths: tried out without checks of unknown ones if there is one row of them for each row of the data
-  kForward,   // CPU forward results, which differ on CUDA: tried out only on the CPU
+  kSegments,    // lengths: unknown ones are tried out unchecked, if there is a row of them for each row of the data
+  kForward,     // CPU forward results, which differ on CUDA: tried out only on the CPU
 };
 
 // The arguments that the CPU kernel of an operator trusts.

@@ -24,19 +24,21 @@ constexpr std::size_t kMostCheckedBytes = std::size_t{1} << 22U;
 
 // The kernels of these operators read at the positions or lengths that they are given.
 const OperatorSet trustsIntegers{"read memory at positions that they do not check",
-                                 {"aten::_ctc_loss", "aten::ctc_loss", "aten::segment_reduce"}};
+                                 {"aten::_ctc_loss", "aten::ctc_loss"}};
 
-// `segment_reduce()` checks its lengths, except with `unsafe`.
-bool checksLengths(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const int unsafe = findArgument(op.schema(), "unsafe");
-  return unsafe >= 0 && !arguments[toSize(unsafe)].toBool();
+// Returns true if the kernel checks the values that it reads. `segment_reduce()` does, except with `unsafe`.
+bool checksItsValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const Trust trust = trustOf(op);
+  if (trust == Trust::kSegments) {
+    const int unsafe = findArgument(op.schema(), "unsafe");
+    return unsafe >= 0 && !arguments[toSize(unsafe)].toBool();
+  }
+  return trust == Trust::kNothing && !trustsIntegers(op);
 }
 
 // Returns true for an operator whose kernel may check values, unless a trial with values could be slow or unsafe.
 bool mayCheckValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const Trust trust = trustOf(op);
-  if ((trust != Trust::kNothing && trust != Trust::kSegments) ||
-      (trustsIntegers(op) && !checksLengths(op, arguments))) {
+  if (!checksItsValues(op, arguments)) {
     return false;
   }
   bool are_all_integers = true;

@@ -59,7 +59,7 @@ c10::Scalar numberOf(c10::ScalarType dtype, double value) {
   if (c10::isComplexType(dtype)) {
     return c10::complex<double>{value, 0};
   }
-  return c10::isIntegralType(dtype, /*includeBool=*/false) ? c10::Scalar(static_cast<std::int64_t>(value))
+  return c10::isIntegralType(dtype, /*includeBool=*/false) ? c10::Scalar(static_cast<int64_t>(value))
                                                            : c10::Scalar(value);
 }
 
