@@ -38,7 +38,7 @@ def grouped(sources: list[str], folder: Path) -> list[str]:
 
 def component(source: str) -> str:
     """Return the name of a folder of csrc, without the folders in it."""
-    return "_".join(Path(source).parts[:2]) if len(Path(source).parts) > 2 else "csrc"
+    return "_".join(Path(source).parts[:-1][:3])
 
 
 def is_for_some_processors(source: str) -> bool:

@@ -93,7 +93,7 @@ class BuiltOn(Module):
 
 
 def too_large_to_copy() -> Tensor:
-    """Return two ones, too far apart to be copied by a recording (csrc/deferred_init/graph/external_tensor.h)."""
+    """Return two ones, too far apart to be copied by a recording (csrc/core/deferred_init/graph/external_tensor.h)."""
     return torch.empty(2, 2**18)[:, 0].fill_(1)
 
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 FAILURES = ROOT / "docs" / "how_to" / "troubleshooting.md"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
+    ROOT / "csrc" / "FILES.md",
     *(ROOT / folder / "README.md" for folder in ("csrc", "test", "torchext")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
@@ -248,7 +249,8 @@ def exists(name: str, where: Path) -> bool:
     folders = [
         *where.parents,
         ROOT,
-        *(ROOT / folder for folder in ("csrc", "test", "torchext", "csrc/fake", "torchext/include")),
+        *(ROOT / folder for folder in ("csrc", "csrc/core", "csrc/core/fake", "csrc/extensions", "test", "torchext")),
+        ROOT / "torchext" / "include",
     ]
     if any((folder / name).exists() for folder in folders if folder.is_relative_to(ROOT)):
         return True

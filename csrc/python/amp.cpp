@@ -10,12 +10,12 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
-#include "../amp/amp_tensor.h"
-#include "../amp/backward.h"
-#include "../amp/policies.h"
-#include "../amp/region.h"
-#include "../support/open_blocks.h"
-#include "../support/sizes.h"
+#include "../core/amp/amp_tensor.h"
+#include "../core/amp/backward.h"
+#include "../core/amp/policies.h"
+#include "../core/amp/region.h"
+#include "../core/support/open_blocks.h"
+#include "../core/support/sizes.h"
 #include "bind.h"
 #include "block_type.h"
 #include "interpreter.h"

@@ -5,10 +5,10 @@
 #include <c10/util/irange.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include "../fake/collectives/collectives.h"
-#include "../fake/collectives/process_groups.h"
-#include "../fake/values/assumptions.h"
-#include "../fake/values/known_values.h"
+#include "../extensions/collectives/collectives.h"
+#include "../extensions/collectives/process_groups.h"
+#include "../extensions/values/assumptions.h"
+#include "../extensions/values/known_values.h"
 #include "bind.h"
 #include "module.h"
 

@@ -1,12 +1,12 @@
-#include "../fills/fill.h"
+#include "../libraries/fills/fill.h"
 
 #include <mutex>
 #include <optional>
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "../fills/exactness.h"
-#include "../fills/truncated_fill.h"
+#include "../libraries/fills/exactness.h"
+#include "../libraries/fills/truncated_fill.h"
 #include "bind.h"
 #include "module.h"
 

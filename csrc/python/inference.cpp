@@ -2,8 +2,8 @@
 
 #include <torchext/inference_mode.h>
 
-#include "../inference/mode_blocks.h"
-#include "../inference/origins.h"
+#include "../core/inference/mode_blocks.h"
+#include "../core/inference/origins.h"
 #include "bind.h"
 #include "block_type.h"
 #include "leases.h"

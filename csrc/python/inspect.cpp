@@ -5,9 +5,9 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 
-#include "../inspect/route.h"
-#include "../inspect/tensor_state.h"
-#include "../support/operator_table.h"
+#include "../core/support/operator_table.h"
+#include "../extensions/inspect/route.h"
+#include "../extensions/inspect/tensor_state.h"
 #include "bind.h"
 #include "module.h"
 

@@ -7,8 +7,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include "../support/interpreter.h"
-#include "../support/sizes.h"
+#include "../core/support/interpreter.h"
+#include "../core/support/sizes.h"
 
 namespace torchext::python {
 

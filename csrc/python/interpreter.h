@@ -8,7 +8,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "../fake/calls/errors.h"
+#include "../core/fake/calls/errors.h"
 
 namespace torchext::python {
 

@@ -7,8 +7,8 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include "../fake/cuda/fake_cuda.h"
-#include "../memory/kernels/kernel_memory.h"
+#include "../extensions/cuda/fake_cuda.h"
+#include "../extensions/memory/kernels/kernel_memory.h"
 #include "bind.h"
 #include "module.h"
 

@@ -9,8 +9,8 @@
 
 #include <pybind11/stl.h>
 
-#include "../fake/gradient_factories.h"
-#include "../support/leases.h"
+#include "../core/support/leases.h"
+#include "../extensions/composites/gradient_factories.h"
 #include "interpreter.h"
 #include "module.h"
 #include "patching.h"

@@ -1,4 +1,4 @@
-#include "../support/locks.h"
+#include "../core/support/locks.h"
 
 #include <algorithm>
 #include <chrono>

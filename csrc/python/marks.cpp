@@ -1,6 +1,6 @@
 #include <ATen/core/Tensor.h>
 
-#include "../marks/tensor_marks.h"
+#include "../core/marks/tensor_marks.h"
 #include "bind.h"
 #include "module.h"
 

@@ -8,17 +8,17 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../fake/cuda/fake_cuda.h"
-#include "../fake/storage/storage_memory.h"
-#include "../memory/cuda_settings.h"
-#include "../memory/device_memory.h"
-#include "../memory/kernels/blas_workspace.h"
-#include "../memory/memory_counter.h"
-#include "../memory/out_of_memory.h"
-#include "../memory/real_allocations.h"
-#include "../memory/timeline.h"
-#include "../support/locks.h"
-#include "../support/sizes.h"
+#include "../core/fake/storage/storage_memory.h"
+#include "../core/support/locks.h"
+#include "../core/support/sizes.h"
+#include "../extensions/cuda/fake_cuda.h"
+#include "../extensions/memory/cuda_settings.h"
+#include "../extensions/memory/device_memory.h"
+#include "../extensions/memory/kernels/blas_workspace.h"
+#include "../extensions/memory/memory_counter.h"
+#include "../extensions/memory/out_of_memory.h"
+#include "../extensions/memory/real_allocations.h"
+#include "../extensions/memory/timeline.h"
 #include "bind.h"
 #include "module.h"
 

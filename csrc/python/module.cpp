@@ -7,9 +7,9 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
-#include "../registration.h"
-#include "../torch_internals/self_tests.h"
-#include "../torch_internals/torch_compat.h"
+#include "../core/registration.h"
+#include "../core/torch_internals/self_tests.h"
+#include "../core/torch_internals/torch_compat.h"
 #include "interpreter.h"
 
 namespace py = pybind11;

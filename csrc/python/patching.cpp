@@ -14,9 +14,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "../fake/fake.h"
-#include "../marks/tensor_marks.h"
-#include "../support/sizes.h"
+#include "../core/fake/fake.h"
+#include "../core/marks/tensor_marks.h"
+#include "../core/support/sizes.h"
 #include "bind.h"
 #include "interpreter.h"
 #include "module.h"

@@ -9,9 +9,9 @@
 #include <ATen/ops/ones.h>
 #include <torchext/torchext.h>
 
-#include "deferred_init/deferred_init.h"
-#include "fake/fake.h"
-#include "marks/source_lines.h"
+#include "core/deferred_init/deferred_init.h"
+#include "core/fake/fake.h"
+#include "core/marks/source_lines.h"
 #include "tests.h"
 
 using torchext::AutocastRegion;

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-#include "support/operator_table.h"
+#include "core/support/operator_table.h"
 #include "tests.h"
 
 namespace {

@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "deferred_init/random/copied_tape.h"
-#include "deferred_init/random/tape.h"
+#include "core/deferred_init/random/copied_tape.h"
+#include "core/deferred_init/random/tape.h"
 
 namespace {
 

@@ -20,11 +20,11 @@
 #include <c10/core/InferenceMode.h>
 #include <torchext/torchext.h>
 
-#include "deferred_init/explain.h"
-#include "fake/storage/storage_memory.h"
-#include "memory/device_memory.h"
-#include "memory/real_allocations.h"
-#include "memory/timeline.h"
+#include "core/deferred_init/explain.h"
+#include "core/fake/storage/storage_memory.h"
+#include "extensions/memory/device_memory.h"
+#include "extensions/memory/real_allocations.h"
+#include "extensions/memory/timeline.h"
 #include "tests.h"
 
 using at::Tensor;

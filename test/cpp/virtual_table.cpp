@@ -4,8 +4,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "core/torch_internals/virtual_table.h"
 #include "tests.h"
-#include "torch_internals/virtual_table.h"
 
 // The table is exported, as in a PyTorch library.
 class __attribute__((visibility("default"))) Hooks {

@@ -235,7 +235,7 @@ class TestNames:
         assert not missing
 
     def test_notes_are_listed_with_their_files(self) -> None:
-        table = (ROOT / "csrc" / "README.md").read_text()
+        table = (ROOT / "csrc" / "FILES.md").read_text()
         listed = re.findall(r"^\| (.+?) \| `([\w/]+\.\w+)` \|$", table, re.M)
         assert sorted((note, f"csrc/{file}") for note, file in listed) == sorted(notes().items())
 
@@ -253,8 +253,8 @@ class TestNames:
         assert not [place for place in places for name in codes(place) if not is_defined(name, folders[place])]
 
     def test_names_that_a_folder_only_uses_are_detected(self) -> None:
-        assert is_defined("kToBeCleaned", ROOT / "csrc" / "marks")
-        assert not is_defined("kToBeCleaned", ROOT / "csrc" / "amp")
+        assert is_defined("kToBeCleaned", ROOT / "csrc" / "core" / "marks")
+        assert not is_defined("kToBeCleaned", ROOT / "csrc" / "core" / "amp")
 
     @pytest.mark.parametrize("page", PAGES, ids=relative)
     def test_targets_of_make_that_pages_name_exist(self, page: Path) -> None:
@@ -268,7 +268,7 @@ class TestNames:
         assert sorted(name for name in listed if "test_" in name) == sorted(tests)
 
     def test_table_of_the_c_sources_lists_each_file(self) -> None:
-        text = (ROOT / "csrc" / "README.md").read_text()
+        text = (ROOT / "csrc" / "FILES.md").read_text()
         named = {name.rpartition("/")[2].removesuffix(".h") for code in codes(text) for name in alternatives(code)}
         missing = [path for path in (ROOT / "csrc").rglob("*.h") if path.stem not in named]
         assert not [relative(path) for path in missing if path.parent.name != "python"]

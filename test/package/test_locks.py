@@ -1,4 +1,4 @@
-"""The locks of the library: the NOTE [The order of locks] of csrc/support/locks.h."""
+"""The locks of the library: the NOTE [The order of locks] of csrc/core/support/locks.h."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # s
 # ---- All locks are in the table.
 
 # The mutexes in PyTorch's dispatcher and generators belong to PyTorch.
-OF_PYTORCH = {"torch_internals/dispatcher_internals.cpp"}
+OF_PYTORCH = {"core/torch_internals/dispatcher_internals.cpp"}
 
 
 def test_every_lock_is_in_the_table() -> None:
@@ -39,7 +39,7 @@ def test_every_lock_is_in_the_table() -> None:
     )
     sources = {path.relative_to(ROOT / "csrc").as_posix(): path for path in (ROOT / "csrc").rglob("*.[ch]*")}
     found = {name for name, path in sources.items() if lock.search(path.read_text())}
-    assert found - OF_PYTORCH == {"support/locks.cpp"}
+    assert found - OF_PYTORCH == {"core/support/locks.cpp"}
 
 
 def test_python_code_has_no_other_locks() -> None:

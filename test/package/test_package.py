@@ -371,8 +371,8 @@ class BrokenTorch(importlib.abc.MetaPathFinder):
 
 
 def rows_of_readme(heading: str) -> list[list[str]]:
-    """Return the cells of the table in csrc/README.md that begins with `heading`, without backticks."""
-    text = (ROOT / "csrc" / "README.md").read_text()
+    """Return the cells of the table in csrc/FILES.md that begins with `heading`, without backticks."""
+    text = (ROOT / "csrc" / "FILES.md").read_text()
     table = text[text.index(f"| {heading} |") :].partition("\n\n")[0]
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
 
@@ -524,7 +524,7 @@ class TestBuildCommand:
                 "linking build/lib/libtorchext.so",
             ),
             ("g++ -shared x.o -o /a b/_C.cpython-311.so", "linking /a b/_C.cpython-311.so"),
-            ("csrc/fake/fake.cpp:3:1: error: no", "csrc/fake/fake.cpp:3:1: error: no"),
+            ("csrc/core/fake/fake.cpp:3:1: error: no", "csrc/core/fake/fake.cpp:3:1: error: no"),
         ],
         ids=["ninja", "ninja, spaces", "no ninja, spaces", "link", "link, spaces", "error"],
     )

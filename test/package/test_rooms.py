@@ -1,6 +1,6 @@
 """The components of the sources match their tables, and their dependencies contain no cycle.
 
-csrc/README.md and torchext/README.md have a table with the columns `component | purpose | may include` (or `may
+csrc/FILES.md and torchext/README.md have a table with the columns `component | purpose | may include` (or `may
 import`). A component ("room" in this file) is a directory, a file, or the `__init__` of a package. `.` contains all
 files that belong to no other component. A file belongs to the component with the longest matching name.
 """
@@ -59,8 +59,8 @@ def includes() -> frozenset[Arrow]:
 
 @functools.cache
 def public_headers() -> dict[str, str]:
-    """Return the files that define the declarations of the public headers, by the table of csrc/README.md."""
-    text = (CSRC / "README.md").read_text()
+    """Return the files that define the declarations of the public headers, by the table of csrc/FILES.md."""
+    text = (CSRC / "FILES.md").read_text()
     rows = re.search(r"^\| header \| defined in \|\n\|[ |-]+\|\n((?:\|.*\|\n)+)", text, re.M)
     assert rows is not None
     return dict(re.findall(r"^\| `(.+)` \| `(.+)` \|$", rows[1], re.M))
@@ -181,7 +181,7 @@ def cycle(arrows: Iterable[Arrow]) -> list[str]:
     return next((found for name in sorted(used) if (found := search([name]))), [])
 
 
-CPP = Language("C++", CSRC / "README.md", headers_and_units, includes)
+CPP = Language("C++", CSRC / "FILES.md", headers_and_units, includes)
 PYTHON = Language("Python", TORCHEXT / "README.md", modules, imports)
 
 

@@ -20,7 +20,7 @@ __all__ = ["PlannedOperation", "ReplayPlan", "plan"]
 Way: TypeAlias = Literal["call", "parts", "takes over", "step"]
 Memory: TypeAlias = Literal["result", "new", "copy", "in place", "resized", "taken over"]
 
-# In the order of `Way` and `Origin` of csrc/deferred_init/plan/replay_plan.h, without operators that do not run.
+# In the order of `Way` and `Origin` of csrc/core/deferred_init/plan/replay_plan.h, without operators that do not run.
 WAYS: tuple[Way, ...] = ("call", "parts", "takes over", "step")
 MEMORIES: tuple[Memory, ...] = ("result", "new", "copy", "in place", "resized", "taken over")
 

@@ -3,7 +3,7 @@
 `distribute_tensor()` and `DistributedDataParallel` send parameters from one rank to the others. If all ranks have the
 same recording of the parameters, each can compute its own part. The ranks compare digests each time, so nothing depends
 on them running the same program. If the digests differ, PyTorch's collective is called, which materializes the tensors
-(NOTE [Collectives], csrc/fake/collectives/collectives.h).
+(NOTE [Collectives], csrc/extensions/collectives/collectives.h).
 """
 
 from __future__ import annotations

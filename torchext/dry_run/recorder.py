@@ -1,4 +1,4 @@
-"""Record the collectives of this rank when they are called: NOTE [Collectives], csrc/fake/collectives/collectives.h."""
+"""Record the collectives of this rank when they are called: NOTE [Collectives], collectives.h."""
 
 from __future__ import annotations
 

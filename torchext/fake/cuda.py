@@ -1,6 +1,6 @@
 """The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(gpu=...)`.
 
-The other half of NOTE [Fake CUDA], csrc/fake/cuda/fake_cuda.h. The functions are replaced while any thread is
+The other half of NOTE [Fake CUDA], csrc/extensions/cuda/fake_cuda.h. The functions are replaced while any thread is
 in such a block, and answer for the fake devices on those threads only.
 """
 

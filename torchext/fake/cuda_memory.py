@@ -31,7 +31,7 @@ def _snapshot(pool: tuple[int, ...] | None) -> dict[str, Any]:
     return {"segments": segments, "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
 
-# `HistoryStacks` (csrc/memory/device_memory.h) by `context`
+# `HistoryStacks` (csrc/extensions/memory/device_memory.h) by `context`
 STACKS = {None: 0, "state": 1, "alloc": 1, "all": 2}
 
 

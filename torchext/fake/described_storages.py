@@ -19,7 +19,7 @@ Known: TypeAlias = tuple[bytes, bytes | None]
 Description: TypeAlias = tuple[int, str, Known | None]
 
 MOST_RANGES = 256  # each is written separately; more of them become unknown
-MOST_BYTES = 1 << 20  # larger storages keep no values: csrc/fake/values/known_bytes.h
+MOST_BYTES = 1 << 20  # larger storages keep no values: csrc/extensions/values/known_bytes.h
 
 
 def is_of_fakes(storage: object) -> bool:

@@ -76,7 +76,7 @@ class _Blocks(NamedTuple):
             _C.set_memory_scope(*outer)
 
 
-_OTHER_PHASE = 3  # `MemoryPhase::kOther` (csrc/memory/timeline.h), the initial phase of a thread
+_OTHER_PHASE = 3  # `MemoryPhase::kOther` (csrc/extensions/memory/timeline.h), the initial phase of a thread
 
 
 def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:

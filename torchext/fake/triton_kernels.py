@@ -26,7 +26,7 @@ AUTOTUNER = "triton.runtime.autotuner"
 # Size of the buffer that `triton.testing.do_bench()` allocates to flush the device's cache between runs.
 BYTES_OF_BENCHMARK = 256 * 2**20
 
-WORKSPACE = 4  # `MemoryCategory::kWorkspace` (csrc/memory/timeline.h)
+WORKSPACE = 4  # `MemoryCategory::kWorkspace` (csrc/extensions/memory/timeline.h)
 
 # Called with the name of each kernel that would have run.
 launch_observers: list[Callable[[str], object]] = []

@@ -10,7 +10,7 @@ PINNED = "pinned"  # names pinned memory of the host, in place of a device
 
 
 class Category(IntEnum):
-    """The purpose of an allocation, as in `MemoryCategory` (csrc/memory/timeline.h).
+    """The purpose of an allocation, as in `MemoryCategory` (csrc/extensions/memory/timeline.h).
 
     An allocation with several purposes counts for the last of them in this list.
     """

@@ -1,8 +1,8 @@
 """Leases: patches of PyTorch functions that are installed while they are needed, and removed afterwards.
 
 The holders of a lease are open blocks and live tensors of torchext: NOTE [Leases on PyTorch's functions],
-csrc/support/leases.h. Each feature declares its patches once, with `Lease.patch()`. They are installed for the first
-holder of the lease and removed after the last.
+leases.h. Each feature declares its patches once, with `Lease.patch()`. They are installed for the first holder of the
+lease and removed after the last.
 """
 
 from __future__ import annotations

@@ -32,4 +32,4 @@ class Difference(NamedTuple):
 
 
 DIFFERENCES = {name: Difference(*row) for name, row in _C.differences_between_releases.items()}
-"""All differences by name: the table in csrc/torch_internals/torch_compat.h."""
+"""All differences by name: the table in csrc/core/torch_internals/torch_compat.h."""

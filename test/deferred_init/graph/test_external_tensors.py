@@ -16,7 +16,7 @@ from torchext import _C
 from torchext.deferred_init import deferred_init, explain, is_deferred, materialize_module, materialize_tensor
 
 # The size of a tensor too large to be copied when it is recorded (kMaxCopiedBytes,
-# csrc/deferred_init/graph/external_tensor.h).
+# csrc/core/deferred_init/graph/external_tensor.h).
 LARGE = (2**20 + 64) // 4
 SMALL = 24
 

@@ -1,4 +1,4 @@
-"""Values that are not read are not computed: csrc/deferred_init/plan/liveness.h."""
+"""Values that are not read are not computed: csrc/core/deferred_init/plan/liveness.h."""
 
 from __future__ import annotations
 

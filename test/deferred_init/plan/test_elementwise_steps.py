@@ -1,4 +1,4 @@
-"""Random values that are processed in stretches have the same bits: csrc/deferred_init/plan/elementwise_steps.h."""
+"""Random values that are processed in stretches have the same bits: elementwise_steps.h."""
 
 from __future__ import annotations
 

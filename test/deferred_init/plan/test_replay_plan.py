@@ -1,4 +1,4 @@
-"""Replay does what its plan predicts: csrc/deferred_init/plan/replay_plan.h."""
+"""Replay does what its plan predicts: csrc/core/deferred_init/plan/replay_plan.h."""
 
 from __future__ import annotations
 

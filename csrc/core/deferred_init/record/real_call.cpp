@@ -1,0 +1,228 @@
+#include "real_call.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/ScalarOps.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+
+#include "../../fake/calls/op_traits.h"
+#include "../../fake/fake.h"
+#include "../../fake/resizable_outputs.h"
+#include "../../fake/storage/fake_keys.h"
+#include "../../fake/storage/fake_storage.h"
+#include "../../fake/storage/fake_tensor_impl.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/stack_utils.h"
+#include "../graph/op_graph.h"
+#include "../replay/replay.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::Storage;
+
+namespace {
+
+constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
+
+// The deferred tensors of a call, and real ones with the same values. Tensors that share a storage still do.
+class RealArguments {
+ public:
+  RealArguments(const Stack& stack, std::size_t count, bool keep_small);
+
+  // Returns the real tensor for `tensor`, or `tensor` itself if it is not deferred.
+  Tensor realOf(const Tensor& tensor) const;
+
+  // Returns the tensor that `real` stands for, or an undefined one.
+  Tensor originalOf(const Tensor& real) const;
+
+  // Returns true if `storage` was computed for the call.
+  bool holds(const Storage& storage) const;
+
+ private:
+  struct Entry {
+    Tensor original;
+    Tensor real;
+  };
+  std::vector<Entry> entries_;
+};
+
+RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_small) {
+  std::vector<StorageValuePtr> values;
+  std::vector<std::size_t> value_of_entry;
+  const auto collect = [&](const Tensor& tensor) {
+    if (StorageValuePtr value = valueOf(tensor)) {
+      const auto known = std::find(values.begin(), values.end(), value);
+      value_of_entry.push_back(toSize(known - values.begin()));
+      if (known == values.end()) {
+        values.push_back(std::move(value));
+      }
+      entries_.push_back({tensor, {}});
+    }
+  };
+  forEachTensor(stack, count, collect);
+  const std::vector<Storage> storages = computeValues(values, keep_small, CacheUse::kReadsAndWrites);
+  for (const auto i : c10::irange(entries_.size())) {
+    // The tensor's kind, not the current mode, determines whether its versions are counted and writes are refused.
+    const c10::InferenceMode mode{entries_[i].original.is_inference()};
+    entries_[i].real = Geometry::of(entries_[i].original).makeTensor(storages[value_of_entry[i]]);
+  }
+}
+
+Tensor RealArguments::realOf(const Tensor& tensor) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&tensor](const Entry& entry) { return entry.original.is_same(tensor); });
+  return found == entries_.end() ? tensor : found->real;
+}
+
+Tensor RealArguments::originalOf(const Tensor& real) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.real.is_same(real); });
+  return found == entries_.end() ? Tensor{} : found->original;
+}
+
+bool RealArguments::holds(const Storage& storage) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&storage](const Entry& entry) { return isSameStorage(entry.real.storage(), storage); });
+}
+
+// Returns the deferred tensors that the call writes. Sets `writes_any` if it writes any tensor, deferred or real.
+std::vector<Tensor> writtenDeferred(const OperatorHandle& op, const Stack& stack, bool& writes_any) {
+  std::vector<Tensor> written;
+  const std::size_t count = op.schema().arguments().size();
+  for (const auto i : c10::irange(count)) {
+    if (!writesArgument(op, stack, i)) {
+      continue;
+    }
+    writes_any = true;
+    forEachTensor(torch::jit::peek(stack, i, count), [&written](const Tensor& tensor) {
+      if (valueOf(tensor) != nullptr) {
+        written.push_back(tensor);
+      }
+    });
+  }
+  return written;
+}
+
+// The version counter of `real` began at 0, and an operator with an `out` argument may have resized it.
+void followMetadata(const Tensor& fake, const Tensor& real) {
+  for (int64_t i = 0; !fake.is_inference() && i < real._version(); ++i) {
+    fake.unsafeGetTensorImpl()->bump_version();
+  }
+  FakeTensorImpl::resizeLike(*fake.unsafeGetTensorImpl(), *real.unsafeGetTensorImpl(), real.storage().nbytes());
+}
+
+// Returns true if `tensor` is one of `values`, or shows the memory of one.
+bool showsOneOf(const Tensor& tensor, const Stack& values) {
+  bool found = false;
+  forEachTensor(values, values.size(), [&](const Tensor& value) {
+    found = found || value.is_same(tensor) ||
+            (value.has_storage() && tensor.has_storage() && isSameStorage(value.storage(), tensor.storage()));
+  });
+  return found;
+}
+
+// The memory of a file (`torch.from_file()`) has no allocator. Other processes may map it, so the tensor stays real.
+// The caller owns the results of a custom operator.
+bool isExternalMemory(const OperatorHandle& op, const Tensor& result) {
+  return namespaceOf(op.operator_name()) == "aten" && result.storage().allocator() == nullptr;
+}
+
+// Returns true if the operator overwrites the `index`th tensor argument of `node`, whose values it does not need.
+bool needsNoValues(const OpNode& node, std::size_t index) {
+  constexpr std::array<std::string_view, 2> kNames{"aten::bernoulli_", "torchext::trunc_normal_"};
+  return index == 0 && isAmong(kNames, node.op().schema().name());
+}
+
+// Returns the tensor arguments of `node`, with copies of its deferred ones. They have the recorded geometry: the fake
+// of an `out` may have been resized since, but its storage has the old value.
+std::vector<Tensor> scratchTensors(const OpNode& node) {
+  const std::vector<TensorArgument>& arguments = node.tensors();
+  std::vector<StorageValuePtr> values;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (arguments[i].value != nullptr && !needsNoValues(node, i) &&
+        std::find(values.begin(), values.end(), arguments[i].value) == values.end()) {
+      values.push_back(arguments[i].value);
+    }
+  }
+  const std::vector<Storage> storages = computeValues(values, /*keep_small=*/false, CacheUse::kReadsAndWrites);
+  const RealDispatch guard;
+  std::vector<Tensor> tensors;
+  for (const auto i : c10::irange(arguments.size())) {
+    const TensorArgument& argument = arguments[i];
+    if (argument.number) {
+      tensors.push_back(at::native::wrapped_scalar_tensor(*argument.number));
+    } else if (argument.external != nullptr) {
+      tensors.push_back(argument.external->tensor());
+    } else if (argument.value == nullptr || needsNoValues(node, i)) {
+      const c10::Device device = argument.device ? *argument.device : argument.value->device();
+      tensors.push_back(argument.geometry().makeEmptyTensor(device));
+    } else {
+      const auto found = std::find(values.begin(), values.end(), argument.value) - values.begin();
+      tensors.push_back(argument.geometry().makeTensor(storages[toSize(found)]));
+    }
+  }
+  return tensors;
+}
+
+// An `out` that may be resized carries a bit of the meta device (NOTE [Shortcuts that read values]). Its real tensor
+// must run the kernels of its device, so the bit is removed.
+DispatchKeySet keysOfReal(DispatchKeySet keys, const Stack& stack, std::size_t count) {
+  const bool is_marked = hasTensor(topOf(stack, count), &ResizableOutputs::isOne);
+  return (is_marked ? keys.remove_backend(kWithoutValues) : keys) & kBelowFake;
+}
+
+}  // namespace
+
+void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
+  const auto count = op.schema().arguments().size();
+  bool writes_any = false;
+  const std::vector<Tensor> written = writtenDeferred(op, stack, writes_any);
+  const RealArguments arguments{stack, count, /*keep_small=*/!writes_any};
+  const DispatchKeySet keys_of_real = keysOfReal(keys, stack, count);
+  {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kOurs};
+    mapTensors(stack, count, [&arguments](const Tensor& tensor) { return arguments.realOf(tensor); });
+    const Stack called(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+    op.redispatchBoxed(keys_of_real, &stack);
+    const auto to_deferred = [&](const Tensor& result) {
+      if (Tensor original = arguments.originalOf(result); original.defined()) {
+        return original;
+      }
+      if (!isPlain(result) || isExternalMemory(op, result)) {
+        return result;
+      }
+      if (arguments.holds(result.storage())) {
+        return deferConstant(result.clone());
+      }
+      return showsOneOf(result, called) ? result : deferConstant(result);
+    };
+    mapTensors(stack, op.schema().returns().size(), to_deferred);
+  }
+  for (const Tensor& tensor : written) {
+    const Tensor real = arguments.realOf(tensor);
+    followMetadata(tensor, real);
+    setValue(tensor.storage(), std::make_shared<StorageValue>(real.storage()));
+  }
+}
+
+void callInScratch(const OpNode& node) {
+  Stack stack = node.arguments(scratchTensors(node));
+  const RealDispatch guard;
+  node.op().callBoxed(stack);
+}
+
+Tensor deferConstant(const Tensor& constant) {
+  Tensor deferred = fakeLike(constant);
+  setValue(deferred.storage(), std::make_shared<StorageValue>(constant.storage()));
+  return deferred;
+}
+
+}  // namespace torchext

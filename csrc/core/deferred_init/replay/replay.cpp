@@ -1,0 +1,542 @@
+#include "replay.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <optional>
+#include <typeinfo>
+#include <utility>
+
+#include <ATen/ScalarOps.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/irange.h>
+
+#include "../../fake/calls/errors.h"
+#include "../../fake/calls/op_traits.h"
+#include "../../fake/fake.h"
+#include "../../hooks/hooks.h"
+#include "../../support/locks.h"
+#include "../../support/no_warnings.h"
+#include "../../support/stack_utils.h"
+#include "../graph/computed_values.h"
+#include "../plan/elementwise_steps.h"
+#include "../random/replay_fill.h"
+#include "call_settings.h"
+#include "part_calls.h"
+
+namespace torchext {
+
+using c10::Storage;
+
+namespace {
+
+// If a kernel returns other strides than its Meta kernel promised, moves its result to where views expect it. Zeros
+// without memory (NOTE [Zeros of forward AD]) get memory, because a value is a storage.
+Storage storageAsPromised(Geometry promised, const Tensor& result) {
+  if (promised.fits(result) && !promised.is_zero) {
+    return result.storage();
+  }
+  promised.is_zero = false;  // `copy_` refuses to write into zeros without memory
+  const Tensor moved = promised.makeEmptyTensor(result.device());
+  moved.copy_(result);
+  return moved.storage();
+}
+
+// Returns a device of `node` that does not exist: fake devices can be recorded on, but not computed on.
+std::optional<c10::Device> missingDeviceOf(const OpNode& node) {
+  std::optional<c10::Device> missing;
+  const auto visit = [&missing](c10::Device device) {
+    if (hooks().devices->isMissing(device)) {
+      missing = device;
+    }
+  };
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.device) {
+      visit(*argument.device);
+    }
+    if (argument.value != nullptr) {
+      visit(argument.value->device());
+    }
+  }
+  for (const c10::IValue& value : node.arguments()) {
+    if (value.isDevice()) {
+      visit(value.toDevice());
+    }
+  }
+  return missing;
+}
+
+void checkDevicesExist(const OpNode& node) {
+  const auto missing = missingDeviceOf(node);
+  TORCH_CHECK(!missing, "`", node.op().operator_name(), "` was recorded on ", *missing,
+              ", but this machine has no CUDA device to compute it on. Materialize on a machine with one, or construct "
+              "the model on the CPU and let materialize_module() place it.");
+}
+
+// Checks that the real tensors that `node` reads are unchanged, and that its devices exist.
+void checkInputs(const OpNode& node) {
+  checkDevicesExist(node);
+  checkCudaPrecision(node);
+  for (const TensorArgument& argument : node.tensors()) {
+    if (argument.external != nullptr) {
+      argument.external->check(node.op().operator_name());
+    }
+  }
+}
+
+// Adds the operator, and the line that recorded it, to errors. PyTorch's general error becomes a MaterializationError;
+// its subclasses, such as ValueError and OutOfMemoryError, stay.
+template <typename Function>
+void naming(const OpNode& node, const Function& run) {
+  try {
+    run();
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("while replaying `", node.op().operator_name(), "`",
+                               node.source().empty() ? "" : ", recorded at ", node.source()));
+    if (typeid(error) == typeid(c10::Error)) {
+      throw MaterializationError{error};
+    }
+    throw;
+  }
+}
+
+// Layout-sensitive kernels get the recorded strides and alignment.
+Tensor tensorForKernel(
+    PartRule reader, const Parts& parts, const TensorArgument& argument, const Geometry& geometry, bool is_written) {
+  if (parts.empty()) {  // a tensor without elements needs no part
+    return geometry.makeEmptyTensor(argument.value->device());
+  }
+  const Part& part = partWith(parts, geometry);
+  if (reader != PartRule::kNone || hasRecordedLayout(part, geometry)) {
+    return tensorIn(part, geometry);
+  }
+  if (is_written) {
+    throw PartsDiffer{};
+  }
+  return alignedCopyOf(part, geometry);
+}
+
+// CUDA kernels continue to run after their operator has returned.
+void waitForDevice(const PlannedOperator& planned) {
+  for (const PlannedValue& written : planned.writes) {
+    if (written.value != nullptr && written.value->device().is_cuda()) {
+      c10::impl::VirtualGuardImpl{c10::kCUDA}.synchronizeDevice(written.value->device().index());
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+bool canRun(const ReplayPlan& plan) {
+  const auto reads_fake = [](const TensorArgument& argument) {
+    return argument.external != nullptr && isFake(argument.external->tensor());
+  };
+  const auto& operators = plan.operators();
+  return std::all_of(operators.begin(), operators.end(), [&](const PlannedOperator& planned) {
+    const auto& tensors = planned.node->tensors();
+    return !missingDeviceOf(*planned.node) && std::none_of(tensors.begin(), tensors.end(), reads_fake);
+  });
+}
+
+Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, CacheUse cache)
+    : plan_{wanted, cache},
+      on_value_{on_value},
+      cache_{cache},
+      parts_{plan_.graph()},
+      is_done_(plan_.operators().size(), false),
+      is_reported_(plan_.operators().size(), false) {}
+
+void Replay::check() const {
+  for (const PlannedOperator& planned : plan_.operators()) {
+    naming(*planned.node, [&planned] { checkInputs(*planned.node); });
+  }
+}
+
+std::vector<Storage> Replay::run() {
+  for (const LiveValue& value : plan_.wanted()) {
+    if (!value.hasWriter()) {
+      on_value_(value.value->nbytes());
+    }
+  }
+  runAll([this](std::size_t place) {
+    runNext(plan_.operators()[place]);
+    reportWanted(place);
+  });
+  const RealDispatch guard;
+  std::vector<Storage> storages;
+  storages.reserve(plan_.wanted().size());
+  for (const LiveValue& value : plan_.wanted()) {
+    storages.push_back(value.hasWriter() ? parts_.of(value).front().storage : copyOf(value.value->constant()));
+  }
+  cacheWanted(storages);
+  for (const LiveValue& value : plan_.wanted()) {
+    if (value.hasWriter()) {
+      parts_.of(value).clear();
+    }
+  }
+  // A kernel may keep a reference to its result.
+  for (Storage& storage : storages) {
+    if (storage.use_count() > 1) {
+      storage = copyOf(storage);
+    }
+  }
+  return storages;
+}
+
+void Replay::runAndDrop(c10::function_ref<void(const PlannedOperator& planned, double seconds)> on_operator) {
+  drops_wanted_ = true;
+  std::vector<double> seconds(plan_.operators().size());
+  runAll([&](std::size_t place) {
+    const auto start = std::chrono::steady_clock::now();
+    runNext(plan_.operators()[place]);
+    waitForDevice(plan_.operators()[place]);
+    seconds[place] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  });
+  for (const PlannedOperator& planned : plan_.operators()) {
+    on_operator(planned, seconds[planned.place]);
+  }
+}
+
+// Operators whose parts would have other bits than the whole run again as recorded, with all operators that they are
+// connected with.
+void Replay::runAll(c10::function_ref<void(std::size_t place)> run_one) {
+  for (std::size_t place = 0; place < is_done_.size();) {
+    try {
+      run_one(place);
+      ++place;
+    } catch (const PartsDiffer&) {
+      place = restartWithoutParts(place);
+    }
+  }
+}
+
+std::size_t Replay::restartWithoutParts(std::size_t place) {
+  const std::vector<std::size_t> connected = plan_.connectedWith(place);
+  plan_ = plan_.withoutParts(place);
+  for (const std::size_t one : connected) {
+    is_done_[one] = false;
+    for (Parts& parts : parts_.of(one)) {
+      parts.clear();
+    }
+  }
+  return connected.front();
+}
+
+void Replay::reportWanted(std::size_t place) {
+  if (is_reported_[place]) {
+    return;
+  }
+  is_reported_[place] = true;
+  for (const PlannedValue& written : plan_.operators()[place].writes) {
+    if (written.is_wanted) {
+      on_value_(written.value->nbytes());
+    }
+  }
+}
+
+void Replay::runNext(const PlannedOperator& planned) {
+  if (is_done_[planned.place]) {
+    return;
+  }
+  naming(*planned.node, [&] {
+    const RealDispatch guard{planned.node->threadState()};
+    const ThreadCountGuard threads{*planned.node};
+    checkInputs(*planned.node);
+    if (planned.way == Way::kParts) {
+      runForParts(planned);
+    } else if (planned.way != Way::kNotAtAll && !takeOver(planned)) {
+      runOnce(planned);
+    }
+  });
+  if (!is_done_[planned.place]) {
+    finish(planned);
+  }
+}
+
+// Returns false if that is not planned, or the memory differs from the plan.
+bool Replay::takeOver(const PlannedOperator& planned) {
+  if (planned.way != Way::kTakesOver) {
+    return false;
+  }
+  const PlannedValue& written = planned.writes.front();
+  Parts& source = parts_.of(planned.reads[*written.argument]);
+  if (source.front().storage.use_count() != 1 || source.front().storage.nbytes() != written.nbytes) {
+    return false;  // a kernel kept its result, or returned more
+  }
+  parts_.of(planned.place).front() = {{source.front().storage, std::nullopt}};
+  return true;
+}
+
+void Replay::runOnce(const PlannedOperator& planned) {
+  const OpNode& node = *planned.node;
+  const std::vector<Parts> writable = writableParts(planned);
+  const std::vector<Tensor> tensors = makeArguments(planned, writable);
+  Stack stack = node.arguments(tensors);
+  const bool has_run_steps = !planned.steps.empty() && fillWithSteps(planned, stack);
+  if (!has_run_steps) {
+    call(node, stack);
+  }
+  if (readsParts(planned)) {
+    forEachTensor(stack, stack.size(), [&node](const Tensor& result) { checkIsExact(node, result); });
+  }
+  storeOutputs(planned, tensors, stack, writable);
+  if (has_run_steps) {
+    finish(planned);
+    for (const std::size_t step : planned.steps) {
+      finish(plan_.operators()[step]);
+    }
+  }
+}
+
+bool Replay::readsParts(const PlannedOperator& planned) const {
+  return std::any_of(planned.reads.begin(), planned.reads.end(),
+                     [this](const LiveValue& read) { return read.hasWriter() && plan_.of(read).parts; });
+}
+
+// Returns false, without an effect, if the caller must call the fill.
+bool Replay::fillWithSteps(const PlannedOperator& planned, Stack& stack) {
+  struct Running {
+    ElementwiseStep step;
+    Storage source;
+    Storage result;
+  };
+  std::vector<Running> steps;
+  Storage storage = stack.front().toTensor().storage();
+  for (const std::size_t place : planned.steps) {
+    ElementwiseStep step{*plan_.operators()[place].node};
+    const Storage result = step.resultFor(storage);
+    steps.push_back({std::move(step), std::exchange(storage, result), result});
+  }
+  const auto after = [&steps](std::int64_t begin, std::int64_t end) {
+    for (const Running& one : steps) {
+      one.step.compute(one.source, one.result, begin, end);
+    }
+  };
+  if (!replayFill(planned.node->op(), stack, tape_.moveTo(*planned.node->tape()), after)) {
+    return false;
+  }
+  for (const auto i : c10::irange(steps.size())) {
+    parts_.of(planned.steps[i]).front() = {{steps[i].result, std::nullopt}};
+  }
+  return true;
+}
+
+void Replay::call(const OpNode& node, Stack& stack) {
+  std::optional<NoWarnings> no_warnings;
+  if (hasOut(node.op())) {
+    no_warnings.emplace();  // the recording has already warned about a resized output
+  }
+  if (node.tape() == nullptr) {
+    node.op().callBoxed(stack);
+  } else if (takesGenerator(node.op())) {
+    const at::Generator& generator = tape_.moveTo(*node.tape());
+    callWithGenerator(node.op(), stack, generator);
+    node.tape()->checkEnd(node.op(), generator);
+  } else {
+    const DefaultGeneratorAt guard{*node.tape()};
+    node.op().callBoxed(stack);
+    node.tape()->checkEnd(node.op(), guard.generator());
+  }
+}
+
+void Replay::runForParts(const PlannedOperator& planned) {
+  Parts parts = writablePartsOf(planned, 0);
+  for (const Part& part : parts) {
+    computePartOf(planned, part);
+  }
+  parts_.of(planned.place).front() = std::move(parts);
+}
+
+void Replay::computePartOf(const PlannedOperator& planned, const Part& part) {
+  const OpNode& node = *planned.node;
+  if (planned.rule == PartRule::kRandomFill) {
+    fillPart(node, *part.box, part.storage, tape_.placedAt(*node.tape()));
+    return;
+  }
+  const auto ranges = Box{*part.box}.widenToElementsOf(writtenGeometry(node));
+  if (!ranges) {
+    return;
+  }
+  const std::vector<Parts> writable{{part}};
+  const auto reads = readsForPart(node, planned.rule, *ranges);
+  std::vector<Tensor> arguments(reads.size());
+  for (const auto i : c10::irange(reads.size())) {
+    if (reads[i]) {
+      arguments[i] = makeArgument(planned, i, &*reads[i], writable);
+    }
+  }
+  const Geometry written = narrowed(writtenGeometry(node), *ranges);
+  computePart(node, planned.rule, *ranges, arguments, tensorIn(part, written));
+}
+
+// ---- Arguments ----
+
+std::vector<Tensor> Replay::makeArguments(const PlannedOperator& planned, const std::vector<Parts>& writable) {
+  std::vector<Tensor> tensors;
+  tensors.reserve(planned.reads.size());
+  for (const auto i : c10::irange(planned.reads.size())) {
+    const auto& same_as = planned.node->tensors()[i].same_as;
+    tensors.push_back(same_as ? tensors[*same_as] : makeArgument(planned, i, nullptr, writable));
+  }
+  return tensors;
+}
+
+// Restricted to the elements in `ranges`, unless null.
+Tensor Replay::makeArgument(const PlannedOperator& planned,
+                            std::size_t index,
+                            const IndexRanges* ranges,
+                            const std::vector<Parts>& writable) {
+  const TensorArgument& argument = planned.node->tensors()[index];
+  if (argument.device) {
+    return argument.geometry().makeEmptyTensor(*argument.device);
+  }
+  if (argument.number) {
+    return at::native::wrapped_scalar_tensor(*argument.number);
+  }
+  if (argument.value == nullptr) {
+    return ranges == nullptr ? argument.external->tensor() : narrowed(argument.external->tensor(), *ranges);
+  }
+  const Geometry geometry = ranges == nullptr ? argument.geometry() : narrowed(argument.geometry(), *ranges);
+  const auto& written = planned.node->written();
+  for (const auto i : c10::irange(written.size())) {
+    if (written[i].is_argument && isSameValue(*planned.node->tensors()[written[i].position].value, *argument.value)) {
+      return tensorForKernel(planned.rule, writable[i], argument, geometry, /*is_written=*/true);
+    }
+  }
+  const LiveValue& read = planned.reads[index];
+  if (read.value != nullptr) {
+    return tensorForKernel(planned.rule, partsOf(read), argument, geometry, /*is_written=*/false);
+  }
+  return geometry.hasElements() ? geometry.makeTensor(argument.value->makeEmptyStorage())
+                                : geometry.makeEmptyTensor(argument.value->device());
+}
+
+Parts Replay::partsOf(const LiveValue& value) const {
+  return value.hasWriter() ? parts_.of(value) : Parts{{value.value->constant(), std::nullopt}};
+}
+
+// ---- Written memory ----
+
+// The storages that an operator writes are made writable first, because several arguments may show one.
+std::vector<Parts> Replay::writableParts(const PlannedOperator& planned) {
+  std::vector<Parts> writable;
+  for (const auto i : c10::irange(planned.writes.size())) {
+    writable.push_back(planned.node->written()[i].is_argument ? writablePartsOf(planned, i) : Parts{});
+  }
+  return writable;
+}
+
+Parts Replay::writablePartsOf(const PlannedOperator& planned, std::size_t output) {
+  const PlannedValue& written = planned.writes[output];
+  const WrittenStorage& storage = planned.node->written()[output];
+  const LiveValue before = storage.is_argument ? planned.reads[storage.position] : LiveValue{};
+  const bool is_in_place = written.origin == Origin::kInPlace || written.origin == Origin::kResized;
+  Parts parts;
+  if (before.value == nullptr && !written.parts) {
+    parts.push_back({planned.node->tensors()[storage.position].value->makeEmptyStorage(), std::nullopt});
+  } else if (before.value == nullptr) {
+    for (const Box& box : written.parts->boxes) {
+      parts.push_back({makeStorage(box.packedBytes(), written.parts->device), box});
+    }
+  } else if (!written.parts) {
+    const Storage source = partsOf(before).front().storage;
+    parts.push_back({is_in_place ? source : copyOf(source), std::nullopt});
+  } else {
+    const Parts source = partsOf(before);
+    for (const Box& box : written.parts->boxes) {
+      parts.push_back(is_in_place ? partWith(source, box) : cutOut(partWith(source, box), box));
+    }
+  }
+  return parts;
+}
+
+// ---- Written values ----
+
+void Replay::storeOutputs(const PlannedOperator& planned,
+                          const std::vector<Tensor>& arguments,
+                          const Stack& results,
+                          const std::vector<Parts>& writable) {
+  const OpNode& node = *planned.node;
+  const std::vector<Tensor> returned = returnedTensors(results);
+  for (const auto i : c10::irange(planned.writes.size())) {
+    if (planned.writes[i].value == nullptr) {
+      continue;  // not read
+    }
+    Parts& parts = parts_.of(planned.place)[i];
+    const WrittenStorage& written = node.written()[i];
+    if (written.is_argument) {
+      const Tensor& argument = arguments[written.position];
+      parts = writable[i];
+      if (!parts.empty() && !parts.front().box) {
+        parts.front().storage =
+            written.was_resized ? storageAsPromised(written.geometry(), argument) : argument.storage();
+      }
+      continue;
+    }
+    TORCH_CHECK(written.position < returned.size() && returned[written.position].defined(), "`",
+                node.op().operator_name(), "` returned no tensor as result ", written.position,
+                ", although its Meta kernel did.");
+    const Tensor& result = returned[written.position];
+    Storage storage = storageAsPromised(written.geometry(), result);
+    const bool is_shared = std::any_of(arguments.begin(), arguments.end(), [&storage](const Tensor& argument) {
+      return argument.has_storage() && isSameStorage(argument.storage(), storage);
+    });
+    parts = {{is_shared ? copyOf(storage) : std::move(storage), std::nullopt}};
+  }
+}
+
+// Drops the values that are no longer needed.
+void Replay::finish(const PlannedOperator& planned) {
+  is_done_[planned.place] = true;
+  for (const LiveValue& value : planned.last_uses) {
+    const PlannedValue& used = plan_.of(value);
+    if (used.is_cached) {
+      cacheValue(value);
+    }
+    if (!used.is_wanted || drops_wanted_) {
+      parts_.of(value).clear();
+    }
+  }
+}
+
+// Adds it at once, so that memory of older entries can be freed. A kernel may still write memory that it kept.
+void Replay::cacheValue(const LiveValue& value) {
+  const Parts& parts = parts_.of(value);
+  if (parts.size() == 1 && !parts.front().box && parts.front().storage.use_count() == 1) {
+    cacheComputed(*value.value, parts.front().storage);
+  }
+}
+
+// Copies the values, because the caller may write into its storages.
+void Replay::cacheWanted(const std::vector<Storage>& storages) const {
+  for (const auto i : c10::irange(storages.size())) {
+    const LiveValue& value = plan_.wanted()[i];
+    if (cache_ == CacheUse::kReadsAndWrites && value.hasWriter() && shouldCache(*value.value)) {
+      cacheComputed(*value.value, copyOf(storages[i]));
+    }
+  }
+}
+
+std::vector<Storage> computeValues(const std::vector<StorageValuePtr>& values, bool keep_small, CacheUse cache) {
+  if (values.empty()) {
+    return {};
+  }
+  const Locked lock{LockRank::kReplay};
+  std::vector<Storage> storages = Replay{values, ignoreProgress, cache}.run();
+  constexpr std::size_t kSmallBytes = std::size_t{1} << 20U;
+  const auto add_bytes = [](std::size_t sum, const Storage& storage) { return sum + storage.nbytes(); };
+  if (keep_small && std::accumulate(storages.begin(), storages.end(), std::size_t{0}, add_bytes) <= kSmallBytes) {
+    for (const auto i : c10::irange(values.size())) {
+      values[i]->fold(storages[i]);
+    }
+  }
+  return storages;
+}
+
+Tensor computeTensor(const Tensor& deferred) {
+  const Locked lock{LockRank::kReplay};  // it may become real on another thread, which changes its storage and geometry
+  return Geometry::of(deferred).makeTensor(computeValues({valueOf(deferred)}, /*keep_small=*/false).front());
+}
+
+}  // namespace torchext

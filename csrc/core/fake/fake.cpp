@@ -1,0 +1,125 @@
+#include "fake.h"
+
+#include <memory>
+#include <utility>
+
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "../hooks/hooks.h"
+#include "../support/open_blocks.h"
+#include "../support/sizes.h"
+#include "fake_key.h"
+#include "layouts/layout.h"
+#include "storage/fake_factories.h"
+#include "storage/fake_keys.h"
+#include "storage/fake_storage.h"
+#include "storage/fake_tensor_impl.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+
+namespace {
+
+void checkFake(const Tensor& fake) {
+  TORCH_CHECK_VALUE(isFake(fake), "`fake` was expected to be a fake tensor, but it is a real one.");
+  TORCH_CHECK_NOT_IMPLEMENTED(fake.has_storage(), "`fake` was expected to be strided, but it has the layout ",
+                              fake.layout(), " and no storage. Use its indices and values.");
+}
+
+}  // namespace
+
+Tensor metaLike(const Tensor& fake) {
+  checkFake(fake);
+  c10::Storage storage{c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, toSigned(fake.storage().nbytes()), c10::DataPtr{nullptr, c10::kMeta},
+      c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
+  const c10::DispatchKeySet keys =
+      c10::DispatchKeySet{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)} |
+      (fake.key_set() & kLazyBits);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, fake.dtype());
+  impl->set_sizes_and_strides(fake.sizes(), fake.strides(), fake.storage_offset());
+  return Tensor{std::move(impl)};
+}
+
+Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
+  checkFake(fake);
+  const c10::Storage& storage = fake.storage();
+  auto impl =
+      c10::make_intrusive<FakeTensorImpl>(storage, fakeBackendKeys(like.scalar_type(), storage.device()), like.dtype());
+  FakeTensorImpl::copyGeometry(*impl, *like.unsafeGetTensorImpl());
+  return Tensor{std::move(impl)};
+}
+
+Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
+  const LayoutHandler* layout = layoutOf(like);
+  TORCH_CHECK_VALUE(layout != nullptr, "`like` was expected to be a sparse tensor, but its layout is ", like.layout(),
+                    ".");
+  const std::size_t count = layout->membersOf(like).size();
+  TORCH_CHECK_VALUE(members.size() == count, "`members` was expected to have ", count, " tensors, but has ",
+                    members.size(), ".");
+  for (const Tensor& member : members) {
+    checkFake(member);
+  }
+  return layout->fakeOf(like, members);
+}
+
+bool isHiddenFromPythonHandler() {
+  // Only PyTorch's handler of `Python` excludes the key of composites: it excludes all keys above its own.
+  return kBelowFake.has(DispatchKey::Python) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&
+         c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
+}
+
+struct FakeModeGuard::State {
+  FakeFactoriesGuard factories;
+};
+
+FakeModeGuard::FakeModeGuard() {
+  takeFakeKeys();
+  shareFakeKernels();
+  state_ = std::make_unique<State>();
+}
+
+FakeModeGuard::~FakeModeGuard() = default;
+
+void enterFakeMode() {
+  OpenGuards<FakeModeGuard>::enter(kAnyOwner);
+}
+
+void leaveFakeMode() {
+  OpenGuards<FakeModeGuard>::leave(kAnyOwner, "fake_mode()");
+}
+
+namespace {
+
+Tensor allBytes(c10::Storage storage) {
+  const auto nbytes = toSigned(storage.nbytes());
+  const c10::DispatchKeySet keys = fakeBackendKeys(c10::kByte, storage.device());
+  auto impl = c10::make_intrusive<FakeTensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>());
+  impl->set_sizes_contiguous({nbytes});
+  return Tensor{std::move(impl)};
+}
+
+}  // namespace
+
+Tensor fakeBytes(std::int64_t nbytes, c10::Device device) {
+  TORCH_CHECK_VALUE(nbytes >= 0, "`nbytes` was expected to be at least 0, but is ", nbytes, ".");
+  return allBytes(makeFakeStorage(toSize(nbytes), device));
+}
+
+bool isStorageOfFakes(const c10::Storage& storage) {
+  return isFakeStorage(storage);
+}
+
+Tensor bytesOfStorage(const c10::Storage& storage) {
+  TORCH_CHECK_VALUE(isFakeStorage(storage), "`storage` was expected to be a fake storage, but it has memory.");
+  return allBytes(storage);
+}
+
+void noteForeignWrite(const std::vector<Tensor>& tensors) {
+  hooks().values->forget(c10::IValue{tensors});
+}
+
+}  // namespace torchext

@@ -1,0 +1,475 @@
+#include "fake_handler.h"
+
+#include <exception>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+#include <torchext/fake_tensor.h>
+
+#include "../hooks/hooks.h"
+#include "../support/held_warnings.h"
+#include "../support/plain_tensors.h"
+#include "../support/stack_utils.h"
+#include "cache/call_key.h"
+#include "cache/metadata_cache.h"
+#include "cache/result_recipe.h"
+#include "calls/errors.h"
+#include "calls/op_traits.h"
+#include "calls/recording.h"
+#include "hits.h"
+#include "layouts/layout.h"
+#include "meta/device_rules.h"
+#include "meta/meta_call.h"
+#include "meta/zero_tensors.h"
+#include "resizable_outputs.h"
+#include "storage/fake_factories.h"
+#include "storage/fake_keys.h"
+#include "storage/fake_storage.h"
+#include "storage/storage_memory.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+namespace {
+
+constexpr DispatchKeySet kFake{DispatchKey::Fake};
+
+template <typename Check>
+std::exception_ptr refusalOf(const Check& check) {
+  try {
+    check();
+    return nullptr;
+  } catch (const c10::Error&) {
+    return std::current_exception();
+  }
+}
+
+// The extensions that follow a call.
+class Followers {
+ public:
+  Followers(const OperatorHandle& op, const Stack& stack, c10::function_ref<bool()> decomposes) {
+    for (const FollowCall follow : hooks().followers) {
+      if (auto follower = follow(op, stack, decomposes)) {
+        followers_.push_back(std::move(follower));
+      }
+    }
+  }
+
+  void finish(const Stack& stack) const {
+    for (const auto& follower : followers_) {
+      follower->finish(stack);
+    }
+  }
+
+  void fail() const noexcept {
+    for (const auto& follower : followers_) {
+      follower->fail();
+    }
+  }
+
+ private:
+  c10::SmallVector<std::unique_ptr<CallFollower>, 2> followers_;
+};
+
+// Handles one call. csrc/README.md lists the steps.
+class FakeCall {
+ public:
+  FakeCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
+      : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
+
+  void run();
+  FakeDecision predict();
+
+ private:
+  void inspectArguments(const CallKey& key);
+  void inspectTensor(const Tensor& tensor);
+
+  // Properties of the call.
+  bool mustPassToPython() const;
+  bool concernsFakes() const;
+  std::optional<DispatchKey> kernelToDecomposeWith() const;
+
+  // Decisions about the call.
+  std::optional<FakeOutcome> decideEarly() const;
+  FakeDecision decide() const;
+  FakeDecision decideHowToFake() const;
+
+  // Functions that carry out the decision.
+  bool tryCached(const CallKey& key);
+  std::string describeRecomputed(const CallKey& key) const;
+  void carryOut(const FakeDecision& decision, const CallKey* key);
+  void runOnRealTensors();
+  void liftConstant();
+  void pinMemory();
+  void decompose();
+  void runOnMetaAndCache(const MetaPlan& plan, const CallKey& key);
+  Stack runOnMetaOrCacheRefusal(const MetaPlan& plan, const CallKey& key);
+  template <typename Values>
+  void replaceArguments(Values results);
+  void followValues(c10::ArrayRef<IValue> results, bool makes_values) const;
+  bool makesValues(c10::ArrayRef<IValue> results) const;
+  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new = takeUncounted()) const;
+  void pinResults(c10::ArrayRef<IValue> results) const;
+
+  c10::ArrayRef<IValue> arguments() const {
+    return topOf(stack_, num_arguments_);
+  }
+
+  const OperatorHandle& op_;
+  const DispatchKeySet keys_;
+  Stack& stack_;
+  const std::size_t num_arguments_;
+  ArgumentFacts facts_;
+};
+
+template <typename Values>
+void FakeCall::replaceArguments(Values results) {
+  torch::jit::drop(stack_, num_arguments_);
+  std::move(results.begin(), results.end(), std::back_inserter(stack_));
+}
+
+void FakeCall::run() {
+  if (const auto outcome = decideEarly()) {
+    carryOut({*outcome}, /*key=*/nullptr);
+    return;
+  }
+  hooks().values->prepare(op_, stack_, /*is_prediction=*/false);
+  const CallKey key{op_, stack_};
+  inspectArguments(key);
+  const Followers followers{op_, stack_, [this] { return kernelToDecomposeWith().has_value(); }};
+  const bool may_be_cached = facts_.has_fake || isFakeMode();
+  try {
+    const bool reads_values = facts_.has_value && hooks().values->areRead(op_, stack_);
+    if (!may_be_cached || reads_values || !tryCached(key)) {
+      carryOut(decide(), &key);
+    }
+  } catch (const c10::Error&) {
+    followers.fail();
+    throw;
+  }
+  followers.finish(stack_);
+}
+
+// Does not look up the call in the cache, because a lookup changes the cache.
+FakeDecision FakeCall::predict() {
+  if (const auto outcome = decideEarly()) {
+    return {*outcome};
+  }
+  hooks().values->prepare(op_, stack_, /*is_prediction=*/true);
+  forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
+    facts_.has_fake = facts_.has_fake || isFake(tensor);
+    facts_.has_value = facts_.has_value || (isFake(tensor) && hooks().values->has(tensor));
+  });
+  return decide();
+}
+
+std::optional<FakeOutcome> FakeCall::decideEarly() const {
+  if (mustPassToPython()) {
+    return FakeOutcome::kPassesOn;
+  }
+  return mustBeRecordedForHandler(op_, stack_) ? std::optional{FakeOutcome::kRecords} : std::nullopt;
+}
+
+FakeDecision FakeCall::decide() const {
+  if (!concernsFakes()) {
+    return {FakeOutcome::kRunsReal};
+  }
+  if (isLiftFresh(op_)) {
+    return {FakeOutcome::kLifts};
+  }
+  if (isPinMemory(op_)) {
+    return {FakeOutcome::kPins};
+  }
+  if (auto refusal = refusalOf([this] { refuseLayouts(op_, stack_); })) {
+    return {FakeOutcome::kRefuses, {}, std::move(refusal)};
+  }
+  return decideHowToFake();
+}
+
+// The effects of a composite operator are those of the operators that it calls, so those are handled instead.
+// Composites arrive here undecomposed if autograd is skipped, as in inference mode. Random ones always do.
+FakeDecision FakeCall::decideHowToFake() const {
+  if (kernelToDecomposeWith()) {
+    return {FakeOutcome::kDecomposes};
+  }
+  const OwnComputation own;
+  for (const CallHandler* handler : hooks().handlers) {
+    if (const auto handled = handler->decide(op_, stack_, facts_)) {
+      return {
+          handled->refusal ? FakeOutcome::kRefuses : FakeOutcome::kHandled, {}, handled->refusal, nullptr, *handled};
+    }
+  }
+  if (const LayoutHandler* layout = layoutOfCall(op_, arguments())) {
+    auto refusal = refusalOf([&] { layout->check(op_, stack_); });
+    return {refusal ? FakeOutcome::kRefuses : FakeOutcome::kRunsInLayout, {}, std::move(refusal), layout};
+  }
+  return {FakeOutcome::kRunsOnMeta, planOnMeta(op_, stack_)};
+}
+
+void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
+  switch (decision.outcome) {
+    case FakeOutcome::kPassesOn:
+      op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
+      break;
+    case FakeOutcome::kRecords:
+      recordForHandler(op_, keys_, &stack_);
+      break;
+    case FakeOutcome::kRunsReal:
+      runOnRealTensors();
+      break;
+    case FakeOutcome::kLifts:
+      liftConstant();
+      break;
+    case FakeOutcome::kPins:
+      pinMemory();
+      break;
+    case FakeOutcome::kDecomposes:
+      decompose();
+      break;
+    case FakeOutcome::kRunsInLayout:
+      decision.layout->run(op_, stack_);
+      break;
+    case FakeOutcome::kHandled:
+      decision.handled.handler->run(op_, keys_ & kBelowFake, stack_);
+      break;
+    case FakeOutcome::kRunsOnMeta:
+      runOnMetaAndCache(decision.plan, *key);
+      break;
+    case FakeOutcome::kRefuses:
+      std::rethrow_exception(decision.refusal);
+  }
+}
+
+std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
+  if (const auto composite = compositeKernelOf(op_)) {
+    return composite;
+  }
+  if (const auto kernel = kernelForZeroTensors(op_, arguments())) {
+    return kernel;
+  }
+  for (const DecomposeCall kernel_of : hooks().decompositions) {
+    if (const auto kernel = kernel_of(op_, arguments())) {
+      return kernel;
+    }
+  }
+  return kernelForSeveralDevices(op_, arguments());
+}
+
+void FakeCall::inspectArguments(const CallKey& key) {
+  if (key.isComplete()) {
+    for (const Tensor* tensor : key.tensors()) {
+      inspectTensor(*tensor);
+    }
+  } else {
+    forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) { inspectTensor(tensor); });
+  }
+}
+
+void FakeCall::inspectTensor(const Tensor& tensor) {
+  if (isFake(tensor)) {
+    facts_.has_fake = true;
+    facts_.has_value = facts_.has_value || hooks().values->has(tensor);
+    return;
+  }
+  facts_.has_checked = facts_.has_checked || hooks().values->mayBeChecked(tensor);
+  if (tensor.key_set().has(DispatchKey::Fake)) {
+    dropStaleKeys(tensor);
+  }
+}
+
+// The user's modes and subclasses must receive the operator before it is faked. Before 2.13 their key is below ours.
+bool FakeCall::mustPassToPython() const {
+  return keys_.has(DispatchKey::Python) && kBelowFake.has(DispatchKey::Python);
+}
+
+bool FakeCall::concernsFakes() const {
+  return facts_.has_fake || (isFakeMode() && (isFactory(op_, arguments()) || isAboutNumbers(arguments()) ||
+                                              DeviceRules(op_, stack_).namesFakeDevice()));
+}
+
+bool FakeCall::tryCached(const CallKey& key) {
+  const auto recipe = metadataCache().find(key);
+  // While recording, the recorder may run the call for real.
+  if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(key.tensors())) {
+    return false;
+  }
+  if (!recipe->refuses() && !recipe->resizes() && hooks().hit_checks->areDue()) {
+    hooks().hit_checks->check(op_, recipe->describe(), [&] {
+      try {
+        return describeRecomputed(key);
+      } catch (const UnsupportedOperatorError&) {
+        // While recording, operators without a Meta kernel are run for real instead of on zeros.
+        if (!isRecording()) {
+          throw;
+        }
+        return recipe->describe();
+      }
+    });
+  }
+  Results results = recipe->make(key.tensors());
+  countMemory(recipe->scratch(), results);
+  followValues(results, recipe->makesValues());
+  replaceArguments(std::move(results));
+  return true;
+}
+
+// Recomputes the results of a cached call: NOTE [Checking hits]. The call has no effects on its arguments, otherwise it
+// would not be cached.
+std::string FakeCall::describeRecomputed(const CallKey& key) const {
+  const OwnComputation own;
+  const FakeDecision decision = decide();
+  if (decision.outcome != FakeOutcome::kRunsOnMeta) {
+    return c10::str("outcome ", static_cast<int>(decision.outcome));
+  }
+  HeldWarnings warnings;
+  std::exception_ptr refusal;
+  Stack results = runOnMeta(op_, stack_, decision.plan, refusal);
+  hooks().kernels->complete(op_, arguments(), results);
+  pinResults(results);
+  MemoryCounter* counter = memoryCounter();
+  auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
+  takeUncounted();
+  warnings.consume();
+  const auto recipe =
+      ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, makesValues(results), results, std::move(scratch));
+  return recipe == nullptr ? "results that cannot be remembered" : recipe->describe();
+}
+
+// Kernels call factories to allocate their results, which must not be fake.
+void FakeCall::runOnRealTensors() {
+  const c10::impl::ExcludeDispatchKeyGuard guard{kFake};
+  op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
+}
+
+void FakeCall::liftConstant() {
+  const Tensor constant = torch::jit::pop(stack_).toTensor();
+  if (isFake(constant)) {
+    torch::jit::push(stack_, constant);
+    return;
+  }
+  Tensor fake = fakeLike(constant);
+  if (isPlain(constant)) {
+    fake.storage().unsafeGetStorageImpl()->set_resizable(constant.storage().resizable());  // not that of an array
+  }
+  if (!isRecording() && isPlain(constant)) {
+    hooks().values->share(fake, constant);
+  }
+  torch::jit::push(stack_, std::move(fake));
+  countMemory(/*scratch=*/nullptr, arguments());
+}
+
+// A copy with the same strides.
+void FakeCall::pinMemory() {
+  at::accelerator::getAccelerator(/*checked=*/true);  // without one, raises the error of pinning real memory
+  const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
+  torch::jit::drop(stack_, num_arguments_);
+  const FakeFactoriesGuard guard;
+  const Tensor pinned = at::empty_strided(self.sizes(), self.strides(), self.options().pinned_memory(true));
+  hooks().values->copy(pinned, self);
+  torch::jit::push(stack_, pinned);
+}
+
+void FakeCall::decompose() {
+  if (const auto kernel = kernelToDecomposeWith()) {
+    const ResizableOutputs outputs{op_, stack_};
+    op_.callBoxedForDispatchKey(*kernel, stack_);
+  }
+}
+
+Stack FakeCall::runOnMetaOrCacheRefusal(const MetaPlan& plan, const CallKey& key) {
+  std::exception_ptr refusal;
+  try {
+    return runOnMeta(op_, stack_, plan, refusal);
+  } catch (const c10::Error&) {
+    if (refusal && key.isComplete()) {
+      metadataCache().remember(key, ResultRecipe::refusing(op_, std::move(refusal)));
+    }
+    throw;
+  }
+}
+
+void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
+  const OwnComputation own;
+  const ArgumentsBefore before{key.tensors()};
+  HeldWarnings warnings;
+  Stack results = runOnMetaOrCacheRefusal(plan, key);
+  const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
+  hooks().kernels->complete(op_, arguments(), results);
+  pinResults(results);
+  MemoryCounter* counter = memoryCounter();
+  auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
+  countMemory(scratch.get(), results, takeUncounted() || has_new);
+  // A call that warns is not cached, because it must warn again.
+  const CallKey key_after{op_, stack_};
+  const bool can_be_repeated = key.isComplete() && warnings.isEmpty() && !before.areMovedOrWarnedOf(op_, key.tensors());
+  metadataCache().remember(key, can_be_repeated
+                                    ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(),
+                                                          makesValues(results), results, std::move(scratch))
+                                    : nullptr);
+  followValues(results, makesValues(results));
+  replaceArguments(std::move(results));
+}
+
+void FakeCall::pinResults(c10::ArrayRef<IValue> results) const {
+  if (makesPinned(op_, arguments())) {
+    forEachTensor(results, [](const Tensor& result) {
+      if (result.has_storage()) {
+        pinStorage(result.storage());
+      }
+    });
+  }
+}
+
+// NOTE [Counting memory by storage]
+void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new) const {
+  countCall(op_, arguments(), scratch, results, has_new);
+}
+
+// Recorded calls make no values.
+void FakeCall::followValues(c10::ArrayRef<IValue> results, bool makes_values) const {
+  const OwnComputation own;
+  hooks().values->follow(op_, arguments(), results, facts_, makes_values && !isRecording() && isFakeMode());
+}
+
+bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {
+  return hooks().values->areMade(op_, arguments(), results, facts_.has_fake);
+}
+
+}  // namespace
+
+FakeDecision predictFake(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+  Stack stack = arguments;
+  return FakeCall{op, keys, stack}.predict();
+}
+
+void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  try {
+    FakeCall{op, keys, *stack}.run();
+  } catch (const DataDependentError& error) {
+    if (hooks().values->answer(op, *stack)) {
+      return;
+    }
+    if (!isInLayoutKernel()) {
+      translateError(ErrorKind::kDataDependent, error);
+    }
+    throw;
+  } catch (const UnsupportedOperatorError& error) {
+    // While recording, the recorder runs the operator for real.
+    if (!isInLayoutKernel() && !isRecording()) {
+      translateError(ErrorKind::kUnsupportedOperator, error);
+    }
+    throw;
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,85 @@
+#include "hits.h"
+
+#include <algorithm>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/fake_tensor.h>
+
+#include "../hooks/hooks.h"
+#include "../support/stack_utils.h"
+#include "cache/metadata_cache.h"
+#include "calls/recording.h"
+#include "storage/fake_factories.h"
+#include "storage/fake_storage.h"
+
+namespace torchext {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::OperatorHandle;
+
+namespace {
+
+bool needsHandler(const Tensor& fake) {
+  return mayHaveProvenance(fake) && (haveHandlersRecorder() || hooks().values->has(fake));
+}
+
+// Returns true if a call of `tensors` needs its boxed arguments. `num_fakes` of them are fake.
+bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
+  if (num_fakes == 0 && !isFakeMode()) {
+    return true;
+  }
+  if (num_fakes == tensors.size()) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* fake) { return needsHandler(*fake); });
+  }
+  // Stale keys are dropped by the handler.
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
+    return isFake(*tensor) ? needsHandler(*tensor)
+                           : tensor->key_set().has(DispatchKey::Fake) || hooks().values->mayBeChecked(*tensor);
+  });
+}
+
+}  // namespace
+
+bool callsNeedHandler(const OperatorHandle& op) {
+  const MemoryCounter* const counter = memoryCounter();
+  return isRecording() || hooks().values->areAssumed() || (counter != nullptr && counter->observes(op)) ||
+         c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
+}
+
+bool isFakeMode() {
+  return areFactoriesFake() && !isInKernelOfFakeTensorMode();
+}
+
+std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_values) {
+  if (!key.isComplete() || needsHandler(key.tensors(), key.numFakes())) {
+    return nullptr;
+  }
+  const auto has_results = [](const ResultRecipe& found) { return !found.refuses(); };
+  const auto has_only_results = [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); };
+  auto recipe = metadataCache().find(key, gives_values ? MetadataCache::Wanted{has_results} : has_only_results);
+  return recipe != nullptr && recipe->canBeMade(key.tensors()) ? recipe : nullptr;
+}
+
+void countCall(
+    const OperatorHandle& op, Arguments arguments, const KernelScratch* scratch, Arguments results, bool has_new) {
+  if (isRecording()) {
+    if (has_new) {
+      forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });
+    }
+    return;
+  }
+  MemoryCounter* const counter = memoryCounter();
+  if (has_new || scratch != nullptr) {
+    counter->runKernel(op, scratch, results);
+  }
+  if (counter != nullptr) {
+    counter->observe(op, arguments, results);
+  }
+}
+
+bool canBeAliased(const Tensor& self) {
+  return isPlainFake(self) && !needsHandler(self);
+}
+
+}  // namespace torchext

@@ -1,0 +1,224 @@
+#include "device_rules.h"
+
+#include <algorithm>
+#include <string>
+
+#include "../../hooks/hooks.h"
+#include "../../support/operator_table.h"
+#include "../../support/stack_utils.h"
+#include "../calls/device_index.h"
+#include "../calls/op_traits.h"
+
+namespace torchext {
+
+using c10::Device;
+
+namespace {
+
+// Operators whose tensor arguments may be on different devices. `copy_` copies between devices by definition, as do
+// operators that clone their first argument and copy into a view of the clone. Indexing kernels move their indices to
+// the device of `self` (TensorAdvancedIndexing.cpp, `make_info`). `fill_` reads a value on another device as a number,
+// `resize_as_` reads only a shape, and the choice of a kernel for `ctc_loss` reads lengths on the CPU.
+const OperatorSet mayMixDevices{
+    "take tensors on different devices",
+    {"aten::copy_", "aten::copy", "aten::_copy_from", "aten::as_strided_scatter", "aten::diagonal_scatter",
+     "aten::select_scatter", "aten::slice_scatter", "aten::index", "aten::index_put_", "aten::index_put",
+     "aten::_unsafe_index", "aten::_index_put_impl_", "aten::_unsafe_index_put", "aten::fill", "aten::fill_",
+     "aten::resize_as_", "aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss"}};
+
+// The subset that copies the values of the second argument with `copy_impl()`. `_to_copy` does so with its only one.
+const OperatorSet copiesSecond{"copy the values of their second argument with `copy_impl()`",
+                               {"aten::copy_", "aten::copy", "aten::as_strided_scatter"}};
+
+// Operators whose meta kernels check no device: weights on the meta device may be looked up with indices on the CPU.
+const OperatorSet looksUpInMeta{"look up rows of weights on the meta device with indices on any device",
+                                {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}};
+
+const OperatorSet readsByIndex{"read by indices on the device of the indexed tensor or on the CPU",
+                               {"aten::index", "aten::_unsafe_index"}};
+const OperatorSet writesByIndex{
+    "write by indices, which they move to the device of the written tensor",
+    {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"}};
+
+bool onlyMasks(const c10::IValue& indices) {
+  return !hasTensor(indices, [](const at::Tensor& index) {
+    return index.scalar_type() != c10::kBool && index.scalar_type() != c10::kByte;
+  });
+}
+
+bool isOnMeta(const c10::IValue& argument) {
+  return hasTensor(argument, [](const at::Tensor& tensor) { return tensor.is_meta(); });
+}
+
+bool isCpuScalar(const at::Tensor& tensor) {
+  return tensor.dim() == 0 && tensor.is_cpu();
+}
+
+}  // namespace
+
+DeviceRules::DeviceRules(const OperatorHandle& op, const Stack& arguments) : op_{op}, stack_{arguments} {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect) || takesTensorOptions(op.schema())) {
+    device_argument_ = findArgument(op.schema(), "device");
+  }
+}
+
+Device DeviceRules::outputDevice() const {
+  checkThatValuesExist();
+  checkIndices();
+  if (const auto device = explicitDevice()) {
+    hooks().devices->check(withIndex(*device));
+    return withIndex(*device);
+  }
+  const Device device = commonDeviceOfTensors().value_or(Device{c10::kCPU});
+  checkGenerators(device);
+  checkSource(device);
+  return device;
+}
+
+// Like `checkSetStorage()` (Resize.h), for the storage that `set_` gives to a tensor.
+void DeviceRules::checkSource(Device device) const {
+  for (const c10::IValue& argument : topOf(stack_, op_.schema().arguments().size())) {
+    if (argument.isStorage()) {
+      const Device found = argument.toStorage().device();
+      TORCH_CHECK(found == device, "Attempted to set the storage of a tensor on device \"", device,
+                  "\" to a storage on different device \"", found,
+                  "\".  This is no longer allowed; the devices must match.");
+    }
+  }
+}
+
+// Like `check_generator()` (Generator.h) and `randperm`, which has a different message. A CUDA generator may have no
+// index. Kernels ignore the generator if there is nothing to draw. Factories call an operator on their result.
+void DeviceRules::checkGenerators(Device device) const {
+  if (device.is_meta() || !takesGenerator(op_) || namespaceOf(op_.operator_name()) != "aten") {
+    return;
+  }
+  const auto arguments = topOf(stack_, op_.schema().arguments().size());
+  const int training = findArgument(op_.schema(), "training");
+  const bool draws = hasTensor(arguments, [](const at::Tensor& tensor) { return tensor.numel() > 0; }) &&
+                     (training < 0 || arguments[toSize(training)].toBool());
+  if (!draws) {
+    return;
+  }
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isGenerator()) {
+      continue;
+    }
+    const Device found = argument.toGenerator().device();
+    if (op_.schema().name() == "aten::randperm") {
+      TORCH_CHECK(found.type() == device.type(), "Expected a '", device, "' generator device but found '", found, "'");
+    }
+    TORCH_CHECK(found.type() == device.type(), "Expected a '", device.type(), "' device type for generator but found '",
+                found.type(), "'");
+  }
+}
+
+std::optional<Device> DeviceRules::explicitDevice() const {
+  if (device_argument_ < 0) {
+    return std::nullopt;
+  }
+  const auto count = op_.schema().arguments().size();
+  return torch::jit::peek(stack_, toSize(device_argument_), count).toOptional<Device>();
+}
+
+std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
+  std::optional<Device> common;
+  std::optional<Device> scalar;
+  const bool mixes = mixesDevices();
+  const auto visit = [&](const at::Tensor& tensor) {
+    if (isCpuScalar(tensor)) {
+      scalar = tensor.device();
+    } else if (!common) {
+      common = tensor.device();
+    } else {
+      TORCH_CHECK(mixes || *common == tensor.device(),
+                  "Expected all tensors to be on the same device, but found at least two "
+                  "devices, ",
+                  *common, " and ", tensor.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
+    }
+  };
+  forEachTensor(stack_, op_.schema().arguments().size(), visit);
+  if (common && scalar && common->is_cuda() && !mixes) {
+    refuseNumber(*scalar, *common);
+  }
+  return common ? common : scalar;
+}
+
+// Raises for a CPU tensor without dimensions that does not mix with `common`: a written one, as
+// `TensorIteratorBase::compute_types()` does, or any that is compared: NOTE [Operators that compare devices].
+void DeviceRules::refuseNumber(Device number, Device common) const {
+  const auto& declared = op_.schema().arguments();
+  const auto arguments = topOf(stack_, declared.size());
+  const bool compares = hooks().kernels->compareDevices(op_);
+  for (std::size_t i = 0; i < declared.size(); ++i) {
+    const bool is_compared = compares && (!declared[i].kwarg_only() || declared[i].is_out());
+    const bool is_written = isWritten(declared[i]) && arguments[i].isTensor();
+    TORCH_CHECK(!(is_compared || is_written) || !hasTensor(arguments[i], isCpuScalar),
+                "Expected all tensors to be on the same device, but found at least two devices, ", common, " and ",
+                number, "! (when checking argument `", declared[i].name(), "` of ", op_.operator_name(), ")");
+  }
+}
+
+// Like the indexing kernels: `check_indices_on_cpu_or_selfdevice()` and `_index_put_impl_()`
+// (TensorAdvancedIndexing.cpp). The latter moves indices to the device of `self`, and numbers as well.
+void DeviceRules::checkIndices() const {
+  const auto arguments = topOf(stack_, op_.schema().arguments().size());
+  if (readsByIndex(op_)) {
+    const Device device = arguments[0].toTensor().device();
+    TORCH_CHECK(device.is_meta() || !hasTensor(arguments[1],
+                                               [device](const at::Tensor& index) {
+                                                 return !index.is_cpu() && index.device() != device;
+                                               }),
+                "indices should be either on cpu or on the same device as the indexed tensor (", device, ")");
+  } else if (writesByIndex(op_)) {
+    const Device device = arguments[0].toTensor().device();
+    const at::Tensor& value = arguments[2].toTensor();
+    const bool is_number = value.dim() == 0 || (value.numel() == 1 && value.is_cpu() && onlyMasks(arguments[1]) &&
+                                                !arguments[3].toBool());  // `canDispatchToMaskedFill()`
+    TORCH_CHECK(device.is_meta() || is_number || value.device() == device,
+                "Expected all tensors to be on the same device, but found at least two devices, ", device, " and ",
+                value.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
+  }
+}
+
+// Like `copy_impl()`. A fake represents a tensor with values, unless it is on the meta device.
+void DeviceRules::checkThatValuesExist() const {
+  const std::string& name = op_.schema().name();
+  const auto argument = [this](std::size_t i) -> const c10::IValue& {
+    return torch::jit::peek(stack_, i, op_.schema().arguments().size());
+  };
+  const bool is_lost = copiesSecond(op_) ? isOnMeta(argument(1)) && !isOnMeta(argument(0))
+                                         : name == "aten::_to_copy" && isOnMeta(argument(0)) &&
+                                               !explicitDevice().value_or(c10::kMeta).is_meta();
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_lost, "Cannot copy out of meta tensor; no data!");
+}
+
+bool DeviceRules::namesFakeDevice() const {
+  const auto device = explicitDevice();
+  return device && device->is_cuda() && hooks().devices->count() > 0;
+}
+
+bool DeviceRules::mixesDevices() const {
+  if (looksUpInMeta(op_)) {
+    const c10::IValue& weight = torch::jit::peek(stack_, 0, op_.schema().arguments().size());
+    return weight.isTensor() && weight.toTensor().is_meta();
+  }
+  return mayMixDevices(op_);
+}
+
+std::optional<c10::DispatchKey> kernelForSeveralDevices(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr c10::DispatchKey kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  if (op.schema().name().rfind("aten::_foreach_", 0) != 0 || !op.hasKernelForDispatchKey(kSlow)) {
+    return std::nullopt;
+  }
+  std::optional<Device> first;
+  const bool differs = std::any_of(arguments.begin(), arguments.end(), [&first](const IValue& argument) {
+    return argument.isTensorList() && hasTensor(argument, [&first](const Tensor& tensor) {
+             first = first.value_or(tensor.device());
+             return *first != tensor.device();
+           });
+  });
+  return differs ? std::optional{kSlow} : std::nullopt;
+}
+
+}  // namespace torchext

@@ -1,0 +1,434 @@
+#include "meta_call.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
+
+#include "../../hooks/hooks.h"
+#include "../../support/held_warnings.h"
+#include "../../support/interpreter.h"
+#include "../../support/plain_tensors.h"
+#include "../../support/stack_utils.h"
+#include "../calls/errors.h"
+#include "../calls/hidden_keys.h"
+#include "../calls/op_traits.h"
+#include "../calls/recording.h"
+#include "../storage/fake_storage.h"
+#include "../storage/fake_tensor_impl.h"
+#include "../storage/storage_memory.h"
+#include "device_rules.h"
+#include "memory_overlap.h"
+#include "meta_kernel.h"
+#include "shadows.h"
+#include "written_arguments.h"
+#include "zero_tensors.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::Storage;
+using c10::TensorImpl;
+
+namespace {
+
+// Meta kernels written in Python call torch functions. These calls are internal, so they must not reach a
+// TorchFunctionMode.
+class NoTorchFunction {
+ public:
+  NoTorchFunction() : previous_{TorchFunctionTLS::get_disabled_state()} {
+    TorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(NoTorchFunction);
+  ~NoTorchFunction() {
+    TorchFunctionTLS::set_disabled_state(previous_);
+  }
+
+ private:
+  using TorchFunctionTLS = at::impl::PythonTorchFunctionTLS;
+  at::impl::TorchFunctionDisabledState previous_;
+};
+
+// Makes the checks that `as_strided()` makes on all devices except the meta device (`checkInBoundsForStorage`,
+// Resize.h).
+void checkInBounds(const TensorImpl& view, const Storage& storage) {
+  TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
+  const std::size_t itemsize = view.dtype().itemsize();
+  const std::size_t needed =
+      at::detail::computeStorageNbytes(view.sizes(), view.strides(), itemsize, toSize(view.storage_offset()));
+  TORCH_CHECK(view.numel() == 0 || needed <= storage.nbytes(), "setStorage: sizes ", view.sizes(), ", strides ",
+              view.strides(), ", storage offset ", view.storage_offset(), ", and itemsize ", itemsize,
+              " requiring a storage size of ", needed, " are out of bounds for storage of size ", storage.nbytes());
+}
+
+void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
+  if (lacksValues(op, stack)) {
+    TORCHEXT_THROW(
+        DataDependentError,
+        c10::str("`", op.operator_name(),
+                 "` needs the values of its arguments, but at least one is a fake tensor, which has none. Run "
+                 "it on real tensors, or move it out of the code that runs on fake tensors."));
+  }
+  if (!op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) {
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("`", op.operator_name(),
+                            "` has no Meta kernel, so its result on fake tensors is unknown. Register one with "
+                            "torch.library.register_fake(\"",
+                            op.operator_name(), "\")."));
+  }
+}
+
+// NOTE [Trials instead of Meta kernels]
+//
+// The results of a trial at the size of the call take precedence over those of the Meta kernel (NOTE [Correcting Meta
+// kernels]), which then need not run. A trial does not reveal on which argument a view is, and some results have larger
+// storages than they need (NOTE [Wrong results of Meta kernels]), so all results must be new tensors.
+
+// Runs one call according to its plan.
+class MetaCall {
+ public:
+  // Sets `refusal` before raising the error of real tensors.
+  MetaCall(const OperatorHandle& op, const Stack& called, const MetaPlan& plan, std::exception_ptr& refusal)
+      : op_{op}, called_{called}, plan_{plan}, refusal_{refusal}, stack_(arguments().vec()) {}
+
+  Stack run();
+
+ private:
+  template <typename Trial>
+  auto recordRefusalOf(const Trial& trial);
+  bool isTriedOutFirst() const;
+  Stack useResultsOf(const RealResults& real);
+  bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
+  void convertArgumentsToMeta();
+  IValue toMeta(const IValue& value, const c10::Argument& argument);
+  void callMetaKernel();
+  bool tryOnZeros();
+  void correctMetaResults(const RealResults& real);
+  void refuseDtypes(c10::ArrayRef<IValue> results);
+  bool needsSizes(const RealResults& real);
+  Stack effects();
+  void updateWrittenFakes(const RealResults& real);
+  void separateOutputs();
+  void convertOutputsToFake();
+  Tensor toFake(const Tensor& meta);
+
+  c10::ArrayRef<IValue> arguments() const {
+    return topOf(called_, op_.schema().arguments().size());
+  }
+
+  const OperatorHandle& op_;
+  const Stack& called_;  // has the arguments on top
+  const MetaPlan& plan_;
+  std::exception_ptr& refusal_;
+  Stack stack_;  // first the converted arguments, then the results
+  Shadows shadows_;
+  // The arguments whose data or metadata the operator writes.
+  std::vector<Tensor> written_;
+};
+
+template <typename Trial>
+auto MetaCall::recordRefusalOf(const Trial& trial) {
+  try {
+    return trial();
+  } catch (const c10::Error&) {
+    refusal_ = std::current_exception();
+    throw;
+  }
+}
+
+bool MetaCall::isTriedOutFirst() const {
+  return !plan_.refusal && plan_.kernel == MetadataKernel::kMeta && plan_.device.is_cpu() && declaresNoSharing(op_) &&
+         !needsValues(op_, called_) && hasOnlyPythonMetaKernel(op_);
+}
+
+Stack MetaCall::useResultsOf(const RealResults& real) {
+  passOn(real.warnings);
+  const HiddenCalls guard;
+  stack_ = real.values;
+  mapTensors(stack_, stack_.size(), emptyOnMeta);
+  convertOutputsToFake();
+  return std::move(stack_);
+}
+
+Stack MetaCall::run() {
+  RealResults real;
+  if (isTriedOutFirst()) {
+    real = recordRefusalOf([this] { return hooks().trials->refuseIfSmall(op_, arguments()); });
+    if (real.are_new) {
+      return useResultsOf(real);
+    }
+  }
+  bool is_prepared = false;
+  std::vector<c10::Warning> warnings;
+  try {
+    if (plan_.refusal) {
+      std::rethrow_exception(plan_.refusal);
+    }
+    convertArgumentsToMeta();
+    is_prepared = true;
+    HeldWarnings held;
+    callMetaKernel();
+    warnings = held.consume();
+  } catch (const DataDependentError&) {
+    // The kernel computes the results unless it refuses.
+    recordRefusalOf([this] { hooks().trials->refuseIfCheap(op_, arguments()); });
+    throw;
+  } catch (const std::exception& error) {
+    if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
+      throw;
+    }
+    return std::move(stack_);
+  }
+  if (real.values.empty() && !needsValues(op_, called_)) {  // stand-ins have no values
+    real = recordRefusalOf([this] { return hooks().trials->refuse(op_, arguments(), effects()); });
+    if (needsSizes(real)) {
+      RealResults of_its_size = recordRefusalOf([this] { return hooks().trials->refuse(op_, arguments()); });
+      real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
+    }
+  }
+  refuseDtypes(stack_);
+  // Meta kernels omit some warnings and word others differently.
+  const bool is_real = plan_.device.is_cpu() && real.has_sizes && !real.values.empty();
+  passOn(is_real ? real.warnings : warnings);
+  correctMetaResults(real);
+  updateWrittenFakes(real);
+  separateOutputs();
+  convertOutputsToFake();
+  return std::move(stack_);
+}
+
+// NOTE [Dtypes that CUDA kernels refuse]
+void MetaCall::refuseDtypes(c10::ArrayRef<IValue> results) {
+  recordRefusalOf([&] { hooks().kernels->refuseDtypes(op_, arguments(), results, plan_.device); });
+}
+
+// Returns true if the operator resizes an argument, and neither the Meta kernel nor a smaller trial reveals its shape.
+bool MetaCall::needsSizes(const RealResults& real) {
+  const std::size_t first = op_.schema().returns().size();
+  bool needs = false;
+  for (const auto i : c10::irange(written_.size())) {
+    needs = needs || (!real.has_sizes && first + i < real.values.size() && real.values[first + i].isTensor() &&
+                      shadows_.of(written_[i]).sizes() == written_[i].sizes());
+  }
+  return needs;
+}
+
+// Returns the results and the changes of the written shadows, like `RealResults::values`.
+Stack MetaCall::effects() {
+  Stack effects = stack_;
+  for (const Tensor& fake : written_) {
+    const Tensor shadow = shadows_.of(fake);
+    const bool is_same = shadow.sizes() == fake.sizes() && shadow.strides() == fake.strides();
+    effects.push_back(is_same ? IValue{} : IValue{shadow});
+  }
+  return effects;
+}
+
+// The rules for the device override the results of a smaller trial. The results of a trial at the call's own size
+// override those rules.
+void MetaCall::correctMetaResults(const RealResults& real) {
+  const HiddenCalls guard;
+  const KernelTrials& trials = *hooks().trials;
+  const DeviceKernels& kernels = *hooks().kernels;
+  if (plan_.device.is_cpu() && !real.has_sizes) {
+    trials.correct(real, op_, stack_);
+  } else if (plan_.device.is_cuda() && kernels.hasLayoutOfCpu(op_)) {
+    trials.correctStrides(real, op_, stack_);
+  }
+  kernels.correct(op_, arguments(), plan_.device, stack_);
+  if (plan_.device.is_cpu() && real.has_sizes) {
+    trials.correct(real, op_, stack_);
+  }
+  correctForZeroTensors(op_, arguments(), stack_);
+}
+
+// Called after `error` was raised: by the Meta kernel if `is_prepared`, otherwise before the kernel was called. Raises
+// the error of real tensors (NOTE [Errors of real tensors]), or the error that makes the recorder run the
+// operator for real. Returns true if it has the results of the CPU kernel, and false if the caller must raise `error`.
+bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
+  if (!is_prepared) {
+    recordRefusalOf([this] { return hooks().trials->refuse(op_, arguments()); });
+    return false;
+  }
+  // The registered kernel only raises that there is no kernel, or no kernel for these arguments.
+  const auto* missing = dynamic_cast<const c10::NotImplementedError*>(&error);
+  if (missing != nullptr) {
+    refuseDtypes({});
+  }
+  if (missing != nullptr && !isRecording() && tryOnZeros()) {
+    return true;
+  }
+  const bool is_accepted = recordRefusalOf([this] { return !hooks().trials->refuse(op_, arguments()).values.empty(); });
+  if (missing != nullptr) {
+    TORCHEXT_THROW(
+        UnsupportedOperatorError,
+        c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", missing->what_without_backtrace()));
+  }
+  if (is_accepted && plan_.device.is_cpu() && !isRecording() && tryOnZeros()) {
+    return true;
+  }
+  if (canRunForReal()) {
+    // The Meta kernel refuses the call, but real tensors may not.
+    TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
+  }
+  return false;
+}
+
+// NOTE [Running the CPU kernel]
+bool MetaCall::tryOnZeros() {
+  std::optional<Stack> results = hooks().trials->runOnZeros(op_, called_, plan_.device);
+  if (results) {
+    stack_ = std::move(*results);
+  }
+  return results.has_value();
+}
+
+void MetaCall::convertArgumentsToMeta() {
+  const auto& arguments = op_.schema().arguments();
+  const int device_argument = DeviceRules{op_, called_}.deviceArgument();
+  for (const auto i : c10::irange(arguments.size())) {
+    stack_[i] =
+        static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toMeta(stack_[i], arguments[i]);
+  }
+}
+
+IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
+  if (value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
+    return false;  // nothing to pin, and the meta device refuses to pin
+  }
+  if (value.isGenerator()) {
+    return IValue{};  // nothing is drawn, and Meta kernels written in Python refuse generators
+  }
+  if (value.isStorage()) {
+    return shadows_.of(value.toStorage());
+  }
+  return mapTensors(value, [&](const Tensor& tensor) {
+    if (isWritten(argument)) {
+      written_.push_back(tensor);
+    }
+    return shadows_.of(tensor);
+  });
+}
+
+void MetaCall::callMetaKernel() {
+  const MetaCallOnDevice hint{plan_.device};
+  const NoTorchFunction no_torch_function;
+  const HiddenCalls guard;
+  callMetadataKernel(plan_.kernel, op_, stack_);
+}
+
+// In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
+// the shadow, and the fake follows: NOTE [Arguments that change shape].
+void MetaCall::updateWrittenFakes(const RealResults& real) {
+  const std::size_t first = op_.schema().returns().size();
+  for (const auto i : c10::irange(written_.size())) {
+    const Tensor& fake = written_[i];
+    const Tensor shadow = shadows_.of(fake);
+    const Storage storage = shadows_.originalOf(shadow.storage(), fake.device());
+    c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
+    if (!isSameStorage(storage, fake.storage())) {
+      FakeTensorImpl::moveTo(impl, storage);  // makes the tensor real if the storage is real, as in `torch.load()`
+    }
+    if (isFakeStorage(storage)) {
+      resizeWritten(op_, fake, shadow, first + i < real.values.size() ? &real.values[first + i] : nullptr,
+                    real.has_sizes);
+    } else {
+      FakeTensorImpl::copyGeometry(impl, *shadow.unsafeGetTensorImpl());
+    }
+  }
+}
+
+// Meta kernels that are Python formulas return their argument if there is nothing to do, for example `native_dropout`
+// outside of training. The operators return a new tensor, as their schemas declare. (Views are left unchanged:
+// `unsafe_split` returns them although it declares none.) Other Meta kernels return one tensor twice where the real
+// kernel returns two: the gradients of both biases in `mkldnn_rnn_layer_backward`.
+void MetaCall::separateOutputs() {
+  if (!declaresNoSharing(op_)) {
+    return;
+  }
+  std::vector<const TensorImpl*> returned;
+  mapTensors(stack_, stack_.size(), [&](const Tensor& meta) {
+    const TensorImpl* impl = meta.unsafeGetTensorImpl();
+    const bool is_argument = shadows_.originalOf(*impl).defined();
+    const bool is_repeated = std::find(returned.begin(), returned.end(), impl) != returned.end() &&
+                             op_.hasKernelForDispatchKey(DispatchKey::Meta);
+    returned.push_back(impl);
+    return is_argument || is_repeated
+               ? Tensor{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())}
+               : meta;
+  });
+}
+
+void MetaCall::convertOutputsToFake() {
+  mapTensors(stack_, stack_.size(), [this](const Tensor& meta) { return toFake(meta); });
+}
+
+Tensor MetaCall::toFake(const Tensor& meta) {
+  Tensor original = shadows_.originalOf(*meta.unsafeGetTensorImpl());
+  if (original.defined()) {
+    return original;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(meta.layout() == c10::kStrided && meta.has_storage(), "`", op_.operator_name(),
+                              "` returns a tensor of layout ", meta.layout(),
+                              ", but fake tensors must be strided. Call it on real tensors.");
+  TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
+  Storage storage = shadows_.originalOf(meta.storage(), plan_.device);
+  TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
+                              "` returns a view of a real argument although another argument is fake. Make all "
+                              "arguments fake with torchext.fake.fake_like(), or all real.");
+  if (const Tensor* base = shadows_.findTensorOn(storage); base != nullptr && !viewsAsDtype(op_)) {
+    checkInBounds(meta_impl, storage);
+    return makeFakeView(*base, meta_impl);
+  }
+  return makeFakeTensor(std::move(storage), meta_impl);
+}
+
+}  // namespace
+
+void refuseToWriteIntoRealTensors(const OperatorHandle& op, const Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const std::size_t num_arguments = arguments.size();
+  for (const auto i : c10::irange(num_arguments)) {
+    if (!writesArgument(op, stack, i)) {
+      continue;
+    }
+    const auto visit = [&](const Tensor& tensor) {
+      TORCH_CHECK(isFake(tensor), "`", op.operator_name(),
+                  "` would write the result of fake tensors into the real tensor `", arguments[i].name(), "` of shape ",
+                  tensor.sizes(),
+                  ". Make that tensor fake with torchext.fake.fake_like(), or make the other arguments real.");
+    };
+    forEachTensor(torch::jit::peek(stack, i, num_arguments), visit);
+  }
+}
+
+MetaPlan planOnMeta(const OperatorHandle& op, const Stack& stack) {
+  try {
+    checkCanBeFaked(op, stack);
+    refuseToWriteIntoRealTensors(op, stack);
+    checkMemoryOverlap(op, stack);
+    return {nullptr, DeviceRules{op, stack}.outputDevice(), metadataKernelFor(op, stack)};
+  } catch (const c10::Error&) {
+    return {std::current_exception()};
+  }
+}
+
+Stack runOnMeta(const OperatorHandle& op, const Stack& stack, const MetaPlan& plan, std::exception_ptr& refusal) {
+  return MetaCall{op, stack, plan, refusal}.run();
+}
+
+void runOnMeta(const OperatorHandle& op, Stack& stack) {
+  std::exception_ptr refusal;
+  Stack results = runOnMeta(op, stack, planOnMeta(op, stack), refusal);
+  torch::jit::drop(stack, op.schema().arguments().size());
+  std::move(results.begin(), results.end(), std::back_inserter(stack));
+}
+
+}  // namespace torchext

@@ -1,0 +1,64 @@
+#pragma once
+
+// The sources of the metadata of a call's results.
+//
+// NOTE [C++ Meta kernels]
+//
+// For most operators PyTorch registers Python functions as Meta kernels (`activate_meta()`,
+// torch/_meta_registrations.py), even if C++ code for Meta exists. They are slow, above all in their first calls, and
+// their dtypes, strides or errors may differ from eager ones. So these are used instead:
+//
+//   * for structured operators, the C++ Meta kernel that the Python function overrides: the code with which the kernels
+//     of all devices check their arguments and make their results. If the operator is not elementwise, only for real
+//     numbers on the CPU: `linalg_lu_factor_ex` checks the device, and the kernel of `linalg_lu_solve` conjugates;
+//   * for small calls on the CPU, a trial: NOTE [Trials instead of Meta kernels];
+//   * composite C++ code on the meta device, if its results differ from those of the Python function.
+//
+// Kernels that a program registers for Meta are always called.
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+#include <torchext/macros.h>
+
+namespace torchext {
+
+enum class MetadataKernel : std::uint8_t {
+  kMeta,
+  kComposite,  // the kernel of `CompositeExplicitAutograd`
+  kOwn,        // a function of an extension: DeviceKernels::replaces()
+  kZeros,      // there is no Meta kernel: NOTE [Running the CPU kernel]
+  kMissing,    // there is neither a Meta kernel nor a usable CPU kernel: the call raises an error
+};
+
+// Returns the kernel for a call of `op` with the arguments on top of `stack`, on any device.
+MetadataKernel metadataKernelFor(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// Returns true if PyTorch's Meta kernel of `op` is written in Python, without C++ code that it overrides.
+bool hasOnlyPythonMetaKernel(const c10::OperatorHandle& op);
+
+// Returns true if a tensor or number among the arguments is complex.
+bool hasComplex(c10::ArrayRef<c10::IValue> arguments);
+
+// Calls the kernel with the arguments on top of `stack`, which must be on the meta device. Without a kernel, calls
+// PyTorch's fallback for the meta device, which raises the corresponding error.
+void callMetadataKernel(MetadataKernel kernel, const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+// While an instance exists, `deviceOfMetaCall()` returns `device` on this thread. PyTorch's Python Meta kernels call
+// `device_hint()` (torch/_meta_registrations.py), and torchext/fake/meta_functions.py makes it return this device.
+class MetaCallOnDevice {
+ public:
+  explicit MetaCallOnDevice(c10::Device device);
+  C10_DISABLE_COPY_AND_ASSIGN(MetaCallOnDevice);
+  ~MetaCallOnDevice();
+
+ private:
+  std::optional<c10::Device> previous_;
+};
+
+TORCHEXT_API std::optional<c10::Device> deviceOfMetaCall();
+
+}  // namespace torchext

@@ -1,0 +1,37 @@
+#pragma once
+
+// NOTE [Origins of inference tensors]
+//
+// Errors about inference tensors are raised far from the line that created the tensors. While a thread traces, each
+// inference tensor that an operator returns is marked with the source line of the call: NOTE [Marked tensors] in
+// tensor_marks.h. The mark is destroyed with the tensor, and there are at most as many marks as lines.
+//
+// A thread that traces demands the key of marked tensors, so the handler receives all operators. Operators on marked
+// tensors also reach it after tracing, on any thread: it adds the origins as a note to errors about inference tensors.
+//
+// Blocks and guards of torchext restore whether the thread traced. PyTorch's modes restore the keys of the thread only,
+// so a demand made in one of them is dropped by the first handled operator outside of all modes.
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchext/macros.h>
+
+namespace torchext {
+
+// Returns the source line that created `tensor`, as the interpreter reported it (core/marks/source_lines.h). Empty if
+// it was not traced.
+TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
+
+// Makes this thread trace until the innermost guard of its dispatch keys is left.
+TORCHEXT_API void traceOriginsHere();
+
+// Returns true if this thread traces.
+bool isTracingOrigins() noexcept;
+
+// Sets whether every block of inference mode (mode_blocks.h) that is entered on any thread traces.
+TORCHEXT_API void traceOriginsInBlocks(bool enabled);
+bool areBlocksTraced() noexcept;
+
+}  // namespace torchext

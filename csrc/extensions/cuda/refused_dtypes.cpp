@@ -1,0 +1,190 @@
+#include "refused_dtypes.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/TypeProperties.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <c10/util/irange.h>
+
+#include "../../core/fake/calls/errors.h"
+#include "../../core/support/data_files.h"
+#include "../../core/support/stack_utils.h"
+#include "../../core/torch_internals/torch_compat.h"
+
+namespace torchext {
+
+using c10::ScalarType;
+
+namespace {
+
+// Ways in which a kernel chooses its code, besides the position of an argument.
+constexpr int kPromoted = -1;             // the dtype to which tensors and Python numbers are promoted
+constexpr int kPromotedWithScalars = -2;  // the same, and scalar arguments also take part
+constexpr int kRequested = -3;            // the argument `dtype`, or the dtype of the first argument
+
+constexpr bool kIsOfRelease = compat::applies("dtypes_of_cuda");
+
+// Arguments that take part in type promotion.
+constexpr std::array<std::string_view, 7> kPromotes{"other", "exponent", "self", "min", "max", "min_val", "max_val"};
+
+// A row of refused_dtypes.tsv.
+struct DtypeRefusal {
+  std::string kernel;    // as it calls itself in errors
+  int chooses_by;        // the position of an argument, or one of the constants above
+  bool has_dimensions;   // whether it holds only if all tensors have dimensions
+  std::uint64_t dtypes;  // one bit for each ScalarType
+};
+
+using Table = std::unordered_map<std::string, std::vector<DtypeRefusal>>;  // by operator
+
+std::uint64_t bitsOf(const std::string& names) {
+  std::uint64_t bits = 0;
+  std::istringstream words{names};
+  for (std::string word; words >> word;) {
+    for (const auto i : c10::irange(static_cast<int>(ScalarType::NumOptions))) {
+      bits |= std::uint64_t{word == c10::toString(static_cast<ScalarType>(i))} << static_cast<unsigned>(i);
+    }
+  }
+  return bits;
+}
+
+int numberOf(const std::string& way) {
+  return way == "promoted"                ? kPromoted
+         : way == "promoted with scalars" ? kPromotedWithScalars
+         : way == "requested"             ? kRequested
+                                          : std::stoi(way);
+}
+
+Table readTable() {
+  Table table;
+  std::ifstream file = openDataFile("refused_dtypes.tsv");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream cells{line};
+    std::array<std::string, 4> cell;
+    for (std::string& one : cell) {
+      std::getline(cells, one, '\t');
+    }
+    if (!line.empty() && line.front() != '#') {
+      const DtypeRefusal refusal{cell[0], numberOf(cell[1]), cell[2] == "yes", bitsOf(cell[3])};
+      for (std::string op; cells >> op;) {
+        table[op].push_back(refusal);
+      }
+    }
+  }
+  return table;
+}
+
+// Returns the refusals of an operator, named without `aten::`, or null. Reads the file at the first call.
+const std::vector<DtypeRefusal>* refusalsOf(const std::string& op) {
+  // Leaked: threads may run operators until the process ends. Several may read the file; the first one keeps its table.
+  static std::atomic<const Table*> table = nullptr;
+  if (table == nullptr) {
+    auto read = std::make_unique<const Table>(readTable());
+    const Table* none = nullptr;
+    if (table.compare_exchange_strong(none, read.get())) {
+      static_cast<void>(read.release());
+    }
+  }
+  const auto found = table.load()->find(op);
+  return found == table.load()->end() ? nullptr : &found->second;
+}
+
+std::optional<ScalarType> promoted(const OperatorHandle& op, ArrayRef<IValue> arguments, bool with_scalars) {
+  at::native::ResultTypeState state;
+  try {
+    for (const auto i : c10::irange(arguments.size())) {
+      const c10::Argument& argument = op.schema().arguments()[i];
+      if (argument.is_out()) {
+        continue;
+      }
+      forEachTensor(arguments[i],
+                    [&state](const Tensor& tensor) { state = at::native::update_result_type_state(tensor, state); });
+      if (with_scalars && arguments[i].isScalar() && isAmong(kPromotes, argument.name())) {
+        state = at::native::update_result_type_state(arguments[i].toScalar(), state);
+      }
+    }
+    return at::native::result_type(state);
+  } catch (const c10::Error&) {  // float8 is not promoted
+    return std::nullopt;
+  }
+}
+
+std::optional<ScalarType> dtypeOf(const IValue& value) {
+  std::optional<ScalarType> dtype;
+  const bool is_mixed = hasTensor(value, [&dtype](const Tensor& tensor) {
+    dtype = dtype.value_or(tensor.scalar_type());
+    return *dtype != tensor.scalar_type();
+  });
+  return is_mixed ? std::nullopt : dtype;
+}
+
+std::optional<ScalarType> chosenBy(int chooses_by, const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (chooses_by == kPromoted || chooses_by == kPromotedWithScalars) {
+    return promoted(op, arguments, chooses_by == kPromotedWithScalars);
+  }
+  if (chooses_by == kRequested) {
+    const int dtype = findArgument(op.schema(), "dtype");
+    if (dtype >= 0 && arguments[static_cast<std::size_t>(dtype)].isInt()) {
+      return arguments[static_cast<std::size_t>(dtype)].toScalarType();
+    }
+    chooses_by = 0;
+  }
+  return dtypeOf(arguments[toSize(chooses_by)]);
+}
+
+// Calls `visit` for the tensors that the call reads.
+void forEachInput(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorVisitor visit) {
+  for (const auto i : c10::irange(arguments.size())) {
+    if (!op.schema().arguments()[i].is_out()) {
+      forEachTensor(arguments[i], visit);
+    }
+  }
+}
+
+bool isEmpty(const Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.numel() == 0;
+}
+
+}  // namespace
+
+void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (!kIsOfRelease || namespaceOf(op.operator_name()) != "aten" || at::detail::getCUDAHooks().hasROCM()) {
+    return;
+  }
+  const std::string name = c10::toString(op.operator_name());
+  const std::vector<DtypeRefusal>* refusals = refusalsOf(name.substr(std::string_view{"aten::"}.size()));
+  if (refusals == nullptr) {
+    return;
+  }
+  bool has_empty = hasTensor(results, isEmpty);
+  bool has_dimensions = true;
+  forEachInput(op, arguments, [&](const Tensor& tensor) {
+    has_empty = has_empty || isEmpty(tensor);
+    has_dimensions = has_dimensions && (tensor.dim() > 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  });
+  if (has_empty) {
+    return;
+  }
+  for (const DtypeRefusal& row : *refusals) {
+    const auto dtype = chosenBy(row.chooses_by, op, arguments);
+    if (dtype && ((row.dtypes >> static_cast<unsigned>(*dtype)) & 1U) != 0 && (has_dimensions || !row.has_dimensions)) {
+      TORCHEXT_THROW(RefusedOnCudaError,
+                     c10::str('"', row.kernel, "\" not implemented for '", c10::toString(*dtype), "'"));
+    }
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,248 @@
+#include "foreign_fakes.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+#include <torch/library.h>
+#include <torchext/fake_tensor.h>
+
+#include "../../core/fake/fake_handler.h"
+#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
+#include "../../core/hooks/hooks.h"
+#include "../../core/support/locks.h"
+#include "../../core/support/no_warnings.h"
+#include "../../core/support/stack_utils.h"
+#include "../../core/support/take_key.h"
+#include "../../core/torch_internals/dispatcher_internals.h"
+#include "../../core/torch_internals/kernel_identity.h"
+#include "../../core/torch_internals/self_tests.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+namespace {
+
+// Returns the fallback of the other owner, or null. Leaked: kernels may be in flight until the process ends.
+std::atomic<const RegisteredKernel*>& foreignFallback() {
+  static std::atomic<const RegisteredKernel*> fallback{nullptr};
+  return fallback;
+}
+
+std::string ownerOf(const RegisteredKernel& foreign) {
+  return foreign.source.empty() ? "by another library" : foreign.source;
+}
+
+// Returns true for our fakes, and for tensors with stale keys: a real tensor that was given the `.data` of a fake keeps
+// our keys when the fake becomes real (`dropStaleKeys()`).
+bool isOrWasOurs(const at::TensorBase& tensor) {
+  return isFake(tensor) || tensor.key_set().has_all(kFakeKeys);
+}
+
+// The owners of the fakes among the arguments of a call.
+struct Fakes {
+  bool ours = false;
+  bool foreign = false;
+};
+
+Fakes fakesAmong(ArrayRef<IValue> arguments) {
+  Fakes fakes;
+  forEachTensor(arguments, [&fakes](const Tensor& tensor) {
+    const bool is_ours = isOrWasOurs(tensor);
+    fakes.ours = fakes.ours || is_ours;
+    fakes.foreign = fakes.foreign || (!is_ours && tensor.key_set().has(DispatchKey::Fake));
+  });
+  return fakes;
+}
+
+// If the thread does not include the key, a call without fakes has the key from one of our tensors that was already
+// real, and whose stale keys the recorder of deferred_init has just removed.
+bool isInForeignBlock() {
+  return c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake) && !areFactoriesFake() &&
+         !c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
+}
+
+bool isOurs(const OperatorHandle& op, const Stack& stack) {
+  const ArrayRef<IValue> arguments = topOf(stack, op.schema().arguments().size());
+  const Fakes fakes = fakesAmong(arguments);
+  if (fakes.ours && fakes.foreign) {
+    refuseToMixFakes(op, arguments);
+  }
+  return fakes.ours || (!fakes.foreign && !isInForeignBlock());
+}
+
+// Restores whether the thread includes the `Fake` key. PyTorch's fallback enters the mode of its tensors for a call,
+// and leaving it removes the key from the thread (`FakeTensorModeTLS::reset_state()`), even in our blocks.
+class InclusionGuard {
+ public:
+  InclusionGuard() = default;
+  C10_DISABLE_COPY_AND_ASSIGN(InclusionGuard);
+  ~InclusionGuard() {
+    c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, was_included_);
+  }
+
+ private:
+  const bool was_included_ = c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake);
+};
+
+void callForeign(const RegisteredKernel& foreign, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const InclusionGuard keeps;
+  if (foreign.kernel.isFallthrough()) {
+    op.redispatchBoxed(keys & kBelowFake, stack);
+  } else {
+    foreign.kernel.callBoxed(op, keys, stack);
+  }
+}
+
+// Replaces a kernel that the other owner has registered for one operator.
+class SharedKernel final : public c10::OperatorKernel {
+ public:
+  explicit SharedKernel(RegisteredKernel foreign) : foreign_{std::move(foreign)} {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
+    if (isOurs(op, *stack)) {
+      fakeFallback(op, keys, stack);
+    } else {
+      callForeign(foreign_, op, keys, stack);
+    }
+  }
+
+ private:
+  const RegisteredKernel foreign_;
+};
+
+// Our kernels on the `Fake` key of single operators.
+using SharedKernels = std::unordered_map<c10::OperatorName, KernelIdentity>;
+
+SharedKernels& sharedKernels() {
+  static auto* kernels = new SharedKernels;
+  return *kernels;
+}
+
+void replaceKernelOf(const OperatorHandle& op, RegisteredKernel foreign) {
+  const NoWarnings no_warnings;  // PyTorch warns about replaced kernels
+  const std::string name_space{namespaceOf(op.operator_name())};
+  // Leaked: kernels may be in flight until the process ends.
+  auto* library = new torch::Library(torch::Library::IMPL, name_space, DispatchKey::Fake, __FILE__, __LINE__);
+  library->impl(c10::toString(op.operator_name()).c_str(),
+                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SharedKernel>(std::move(foreign))));
+}
+
+}  // namespace
+
+bool isForeignFake(const at::TensorBase& tensor) {
+  return isFakeKeyShared() && tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
+}
+
+void refuseToMixFakes(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  std::string ours;
+  std::string foreign;
+  for (const auto i : c10::irange(arguments.size())) {
+    const Fakes fakes = fakesAmong(arguments[i]);
+    const std::string name = c10::str(" `", op.schema().arguments()[i].name(), "`");
+    ours += fakes.ours ? name : "";
+    foreign += fakes.foreign ? name : "";
+  }
+  const RegisteredKernel* owner = foreignFallback();
+  TORCH_CHECK(false, "`", op.operator_name(), "` was called with fake tensors of two kinds: of torchext in", ours,
+              ", and of the library whose fallback of the dispatch key `Fake` was ",
+              owner == nullptr ? "removed" : ownerOf(*owner), ", in", foreign,
+              ". Make all fake tensors of the call with the same library.");
+}
+
+void shareFakeKey() {
+  TORCH_CHECK(
+      passesSelfTest(SelfTest::kFallbacks),
+      "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
+      "share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version of PyTorch. Use "
+      "fake and deferred tensors in a process that does not load the library that registered the fallback. "
+      "Inference mode and autocast do not need the key.");
+  foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
+  setFakeKeyShared();
+  removeFallback(DispatchKey::Fake);
+  registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+  shareKernelsOfAll();
+}
+
+void repairSharedFakeKey() {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+    return;
+  }
+  const Locked lock{LockRank::kForeignKernels};
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+    registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+  }
+}
+
+void shareKernelOf(const OperatorHandle& op) {
+  if (!op.hasKernelForDispatchKey(DispatchKey::Fake)) {
+    return;
+  }
+  const Locked lock{LockRank::kForeignKernels};
+  RegisteredKernel kernel = tableKernel(op, DispatchKey::Fake).registered;
+  KernelIdentity& identity = sharedKernels()[op.operator_name()];
+  if (identityOf(kernel.kernel) != identity) {
+    replaceKernelOf(op, std::move(kernel));
+    identity = identityOf(tableKernel(op, DispatchKey::Fake).registered.kernel);
+  }
+}
+
+void shareKernelsOfAll() {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(DispatchKey::Fake)) {
+    if (const auto op = dispatcher.findSchema(name)) {
+      shareKernelOf(*op);
+    }
+  }
+}
+
+void callOwner(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const RegisteredKernel* foreign = foreignFallback();
+  if (foreign == nullptr || isOurs(op, *stack)) {
+    fakeFallback(op, keys, stack);
+  } else {
+    callForeign(*foreign, op, keys, stack);
+  }
+}
+
+namespace {
+
+class Owners final : public KeyOwners {
+ public:
+  constexpr Owners() = default;
+
+  void share() const override {
+    shareFakeKey();
+  }
+  void repair() const override {
+    repairSharedFakeKey();
+  }
+  void shareKernels() const override {
+    shareKernelsOfAll();
+  }
+  void shareKernelOf(const OperatorHandle& op) const override {
+    torchext::shareKernelOf(op);
+  }
+  bool isForeign(const at::TensorBase& tensor) const override {
+    return isForeignFake(tensor);
+  }
+  void refuseToMix(const OperatorHandle& op, Arguments arguments) const override {
+    refuseToMixFakes(op, arguments);
+  }
+};
+
+}  // namespace
+
+void registerKeyOwners() {
+  static constexpr Owners owners;
+  hooks().owners = &owners;
+}
+
+}  // namespace torchext

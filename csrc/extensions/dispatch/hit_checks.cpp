@@ -1,0 +1,110 @@
+#include "hit_checks.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <random>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "../../core/hooks/hooks.h"
+#include "../../core/support/interpreter.h"
+
+namespace torchext {
+
+using c10::OperatorHandle;
+
+namespace {
+
+double fractionOfEnvironment() {
+  const char* value = std::getenv("TORCHEXT_CHECK_CACHE");
+  return value == nullptr ? 0 : std::strtod(value, nullptr);
+}
+
+std::atomic<double>& checkedFraction() {
+  static std::atomic<double> fraction{fractionOfEnvironment()};
+  return fraction;
+}
+
+std::atomic<std::uint64_t> wrong_hits{0};
+
+thread_local bool is_checking = false;
+
+thread_local bool is_next_checked = false;
+
+// Disables checks within `recompute()`, which may call other operators.
+class CheckingGuard {
+ public:
+  CheckingGuard() {
+    is_checking = true;
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(CheckingGuard);
+  ~CheckingGuard() {
+    is_checking = false;
+  }
+};
+
+}  // namespace
+
+double checkHits(double fraction) {
+  return checkedFraction().exchange(fraction);
+}
+
+std::uint64_t takeWrongHits() noexcept {
+  return wrong_hits.exchange(0);
+}
+
+void checkNextHit() noexcept {
+  is_next_checked = true;
+}
+
+namespace {
+
+class Checks final : public HitChecks {
+ public:
+  constexpr Checks() = default;
+
+  bool areDue() const override {
+    const double fraction = checkedFraction().load(std::memory_order_relaxed);
+    if (fraction <= 0 || is_checking) {
+      return false;
+    }
+    if (std::exchange(is_next_checked, false)) {
+      return true;
+    }
+    thread_local std::minstd_rand numbers;  // equal seeds on all threads make failures reproducible
+    return std::uniform_real_distribution<double>{}(numbers) < fraction;
+  }
+
+  // An error that `recompute()` raises counts as a difference, except for an interrupt, which is passed on.
+  void check(const OperatorHandle& op,
+             const std::string& remembered,
+             c10::function_ref<std::string()> recompute) const override {
+    const CheckingGuard checking;
+    std::string recomputed;
+    try {
+      recomputed = recompute();
+    } catch (const std::exception& error) {
+      if (interpreter().isInterrupt(error)) {
+        throw;
+      }
+      recomputed = c10::str("an error: ", error.what());
+    }
+    if (recomputed != remembered) {
+      ++wrong_hits;
+      TORCH_CHECK(false, "The metadata cache of fake tensors returned wrong results for `", op.operator_name(),
+                  "`: remembered ", remembered, ", recomputed ", recomputed,
+                  ". This is a bug of torchext: NOTE [Inputs of the metadata of results] is incomplete.");
+    }
+  }
+};
+
+}  // namespace
+
+void registerHitChecks() {
+  static constexpr Checks checks;
+  hooks().hit_checks = &checks;
+}
+
+}  // namespace torchext

@@ -1,0 +1,275 @@
+#include "unboxed.h"
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/Operators.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <torch/library.h>
+
+#include "../../core/fake/cache/call_key.h"
+#include "../../core/fake/calls/recording.h"
+#include "../../core/fake/fake_handler.h"
+#include "../../core/fake/hits.h"
+#include "../../core/fake/storage/fake_keys.h"
+#include "../../core/fake/storage/fake_tensor_impl.h"
+#include "../composites/versions.h"
+#include "../layouts/sparse_fakes.h"
+#include "../values/known_bytes.h"
+#include "../values/known_values.h"
+#include "hit_checks.h"
+#include "resize.h"
+
+namespace torchext {
+
+using at::Scalar;
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+
+namespace {
+
+template <typename Return>
+struct Returned {
+  static Return of(IValue* results) {
+    return std::move(*results).to<Return>();
+  }
+};
+
+template <typename... Elements>
+struct Returned<std::tuple<Elements...>> {
+  static std::tuple<Elements...> of(IValue* results) {
+    return make(results, std::index_sequence_for<Elements...>{});
+  }
+
+ private:
+  template <std::size_t... Is>
+  static std::tuple<Elements...> make(IValue* results, std::index_sequence<Is...> /*positions*/) {
+    return {std::move(results[Is]).template to<Elements>()...};
+  }
+};
+
+// Returns the argument that an operator returns: `out`, the only reference that is not constant, or `self`, which is
+// constant in `resize_` and others.
+template <typename Return, typename First, typename... Others>
+Return writtenOf(First& first, Others&... others) {
+  if constexpr (sizeof...(Others) == 0 || std::is_same_v<First, std::remove_reference_t<Return>>) {
+    return first;
+  } else {
+    return writtenOf<Return>(others...);
+  }
+}
+
+template <typename First, typename... Others>
+const First& firstOf(const First& first, const Others&... /*others*/) {
+  return first;
+}
+
+template <typename Operator, typename... Operators>
+constexpr bool kIsAmong = (std::is_same_v<Operator, Operators> || ...);
+
+template <typename Operator>
+constexpr bool kMakesFill = kIsAmong<Operator, at::_ops::zeros, at::_ops::zeros_like, at::_ops::ones>;
+
+// Factories that are given their values here: NOTE [Known values].
+template <typename Operator>
+constexpr bool kMakesValues = kMakesFill<Operator> || kIsAmong<Operator, at::_ops::arange, at::_ops::arange_start_step>;
+
+// Returns true if a mode or a subclass must receive the call first. Before 2.13: FakeCall::mustPassToPython().
+bool isForPython(DispatchKeySet keys) {
+  return (keys & kBelowFake).has(DispatchKey::Python);
+}
+
+template <typename Operator, typename Schema = typename Operator::schema>
+struct UnboxedKernel;
+
+// The kernel of `Operator`, one of the classes in `at::_ops`.
+template <typename Operator, typename Return, typename... Arguments>
+struct UnboxedKernel<Operator, Return(Arguments...)> {
+  static OperatorHandle handle() {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(Operator::name, Operator::overload_name);
+  }
+
+  static Return call(DispatchKeySet keys, Arguments... arguments) {
+    static const OperatorHandle op = handle();
+    static const CallKey::Traits traits{op};
+    if (!isForPython(keys) && !callsNeedHandler(op)) {
+      const CallKey key{op, traits, arguments...};
+      if (hooks().hit_checks->areDue()) {
+        checkKey(op, key, arguments...);
+      } else if (const auto recipe = recipeOfHit(key, kMakesValues<Operator>)) {
+        return make(op, *recipe, key.tensors(), arguments...);
+      }
+    }
+    static const auto fallback = c10::KernelFunction::makeFromBoxedFunction<&fakeFallback>();
+    return fallback.template call<Return, Arguments...>(op, keys, std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  static Return make(const OperatorHandle& op,
+                     const ResultRecipe& recipe,
+                     c10::ArrayRef<const Tensor*> tensors,
+                     std::remove_reference_t<Arguments>&... arguments) {
+    if constexpr (std::is_void_v<Return> || std::is_reference_v<Return>) {
+      recipe.resize(tensors);
+      countHit(op, recipe.scratch(), [&] { return recipe.make(tensors); });
+      if constexpr (std::is_void_v<Return>) {
+        countVersions(firstOf(arguments...));  // a foreach operator
+      } else {
+        return writtenOf<Return>(arguments...);
+      }
+    } else if constexpr (std::is_same_v<Return, Tensor>) {
+      Tensor result = recipe.makeOne(tensors);
+      countHit(op, recipe.scratch(), [&] { return Results{result}; });
+      if constexpr (kMakesValues<Operator>) {
+        if (recipe.makesValues() && isFakeMode()) {
+          giveValues(op, result, arguments...);
+        }
+        countFill(result);
+      }
+      return result;
+    } else {
+      Results results = recipe.make(tensors);
+      countHit(op, recipe.scratch(), [&]() -> const Results& { return results; });
+      return Returned<Return>::of(results.data());
+    }
+  }
+
+  static void giveValues(const OperatorHandle& op, const Tensor& result, const Arguments&... arguments) {
+    if constexpr (kMakesFill<Operator>) {
+      setFill(result, std::is_same_v<Operator, at::_ops::ones>);
+    } else {
+      const auto [start, end, step] = *rangeOf(op, {IValue(arguments)...});
+      setRange(result, start, end, step);
+    }
+  }
+
+  // NOTE [Checking hits]
+  static void checkKey(const OperatorHandle& op, const CallKey& key, const Arguments&... arguments) {
+    const CallKey boxed{op, {IValue(arguments)...}};
+    TORCH_INTERNAL_ASSERT(key.isComplete() == boxed.isComplete() && (!key.isComplete() || key.words() == boxed.words()),
+                          "an unboxed call of `", op.operator_name(), "` has another key than a boxed one");
+    checkNextHit();
+  }
+};
+
+// Returns true if a call needs neither Python nor the handler, and no comparison: NOTE [Checking hits].
+bool isAnsweredHere(const OperatorHandle& op, DispatchKeySet keys) {
+  return !isForPython(keys) && !callsNeedHandler(op) && !hooks().hit_checks->areDue();
+}
+
+// An operator that returns an alias of its argument with the same geometry.
+template <typename Operator>
+Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
+  using Kernel = UnboxedKernel<Operator>;
+  static const OperatorHandle op = Kernel::handle();
+  static const PureKernels kernels{op};
+  if (isAnsweredHere(op, keys) && kernels.areUnchanged(op) && canBeAliased(self)) {
+    Tensor result = makeFakeView(self, *self.unsafeGetTensorImpl());
+    countHit(op, /*scratch=*/nullptr, [&] { return Results{result}; });
+    return result;
+  }
+  return Kernel::call(keys, self);
+}
+
+// An operator that returns or sets a field of a sparse tensor, by the same kernel on all devices.
+template <typename Operator, typename Schema = typename Operator::schema>
+struct SparseField;
+
+template <typename Operator, typename Return, typename Self, typename... Others>
+struct SparseField<Operator, Return(Self, Others...)> {
+  static Return call(DispatchKeySet keys, Self self, Others... others) {
+    static const OperatorHandle op = UnboxedKernel<Operator>::handle();
+    if (isAnsweredHere(op, keys) && !haveHandlersRecorder() && isSparseFake(self)) {
+      const DispatchKey kernel = c10::computeDispatchKey(c10::kFloat, self.layout(), c10::kCPU);
+      if (op.hasComputedKernelForDispatchKey(kernel)) {
+        return Operator::redispatch(DispatchKeySet{kernel}, self, others...);
+      }
+    }
+    return UnboxedKernel<Operator>::call(keys, self, others...);
+  }
+};
+
+// Reads a known value: `item()`.
+Scalar readKnown(DispatchKeySet keys, const Tensor& self) {
+  using Operator = at::_ops::_local_scalar_dense;
+  static const OperatorHandle op = UnboxedKernel<Operator>::handle();
+  if (isAnsweredHere(op, keys)) {
+    if (const Tensor value = knownValueOf(self); value.defined() && !value.key_set().has_any(kLazyBits)) {
+      return Operator::redispatch(DispatchKeySet{DispatchKey::CPU}, value);
+    }
+  }
+  return UnboxedKernel<Operator>::call(keys, self);
+}
+
+// NOTE [Resizing to the same size]
+const Tensor& resizeFake(DispatchKeySet keys,
+                         const Tensor& self,
+                         c10::SymIntArrayRef size,
+                         std::optional<c10::MemoryFormat> format) {
+  const bool is_done = isResizeToSameSize(self, size, format) && !isForPython(keys);
+  return is_done ? self : UnboxedKernel<at::_ops::resize_>::call(keys, self, size, format);
+}
+
+template <template <typename...> class Kernel, typename Operator>
+void registerOne(torch::Library& library) {
+  std::string name = Operator::name;
+  if (*Operator::overload_name != '\0') {
+    name += std::string{"."} + Operator::overload_name;
+  }
+  library.impl(name.c_str(), TORCH_FN((Kernel<Operator, typename Operator::schema>::call)));
+}
+
+template <typename... Operators>
+void registerAll(torch::Library& library) {
+  (registerOne<UnboxedKernel, Operators>(library), ...);
+}
+
+template <typename... Operators>
+void registerFields(torch::Library& library) {
+  (registerOne<SparseField, Operators>(library), ...);
+}
+
+}  // namespace
+
+void registerUnboxedCalls() {
+  if (isFakeKeyShared()) {
+    return;
+  }
+  // Leaked: kernels may be in flight until the process ends.
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Fake, __FILE__, __LINE__);
+  library->impl("resize_", &resizeFake);
+  library->impl("alias", &aliasFake<at::_ops::alias>);
+  library->impl("detach", &aliasFake<at::_ops::detach>);
+  library->impl("_local_scalar_dense", &readKnown);
+  using namespace at::_ops;  // NOLINT(google-build-using-namespace): only the names of operators
+  // Views.
+  registerAll<view, t, transpose_int, slice_Tensor, select_int, expand, permute, unsqueeze, squeeze, squeeze_dim,
+              split_Tensor, as_strided, _unsafe_view, unbind_int, diagonal>(*library);
+  // Changes of metadata.
+  registerAll<t_, transpose_, unsqueeze_, squeeze__dim, set__source_Tensor>(*library);
+  // Factories.
+  registerAll<empty_memory_format, empty_like, empty_strided, new_empty, at::_ops::clone, _to_copy, zeros_like>(
+      *library);
+  registerAll<zeros, ones, arange, arange_start_step>(*library);
+  registerFields<_nnz, _indices, _values, sparse_dim, dense_dim, is_coalesced, _coalesced_, at::_ops::values,
+                 crow_indices, col_indices, ccol_indices, row_indices>(*library);
+  // Forward and backward passes.
+  registerAll<mm, bmm, addmm, add_Tensor, sub_Tensor, mul_Tensor, mul_Scalar, div_Tensor, div_Scalar, neg, sum,
+              sum_dim_IntList, mean_dim, pow_Tensor_Scalar, rsqrt, at::_ops::sqrt, cat, relu, threshold_backward, silu,
+              silu_backward, gelu, gelu_backward, _softmax, _softmax_backward_data, native_layer_norm,
+              native_layer_norm_backward, slice_backward, copy_, add_out>(*library);
+  // Accumulation of gradients, and optimizers.
+  registerAll<add__Tensor, mul__Tensor, mul__Scalar, div__Scalar, lerp__Scalar, addcmul_, addcdiv_, zero_,
+              _foreach_add__Scalar, _foreach_add__List, _foreach_add__Tensor, _foreach_mul__Scalar,
+              _foreach_mul__Tensor, _foreach_lerp__Scalar, _foreach_addcmul__Scalar, _foreach_addcdiv__Scalar,
+              _foreach_addcdiv__ScalarList, _foreach_div__ScalarList, _foreach_sqrt, _foreach_norm_Scalar>(*library);
+}
+
+}  // namespace torchext

@@ -1,0 +1,10 @@
+#include "kinds.h"
+
+namespace torchext {
+
+void registerLayouts() {
+  registerSparseLayout();
+  registerRefusedLayouts();
+}
+
+}  // namespace torchext

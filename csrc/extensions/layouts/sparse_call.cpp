@@ -1,0 +1,404 @@
+#include "sparse_call.h"
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/List.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
+
+#include "../../core/fake/cache/call_key.h"
+#include "../../core/fake/cache/metadata_cache.h"
+#include "../../core/fake/cache/result_recipe.h"
+#include "../../core/fake/calls/device_index.h"
+#include "../../core/fake/calls/errors.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/calls/recording.h"
+#include "../../core/fake/layouts/layout.h"
+#include "../../core/fake/meta/meta_call.h"
+#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_storage.h"
+#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/support/stack_utils.h"
+#include "../../core/torch_internals/error_texts.h"
+#include "../cuda/fake_cuda.h"
+#include "../values/assumptions.h"
+#include "../values/follow_values.h"
+#include "../values/known_bytes.h"
+#include "sparse_fakes.h"
+#include "sparse_remedies.h"
+
+namespace torchext {
+
+using c10::Device;
+using c10::DispatchKey;
+using c10::Layout;
+
+namespace {
+
+// Returns true for `to_sparse()` and similar conversions.
+bool convertsToSparse(const OperatorHandle& op) {
+  return op.schema().name().rfind("aten::_to_sparse", 0) == 0;
+}
+
+// Returns true for a call of the only operator that returns a sparse tensor because of a flag.
+bool isSparseGradient(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return op.schema().name() == "aten::_embedding_bag_backward" &&
+         arguments[toSize(findArgument(op.schema(), "sparse"))].toBool();
+}
+
+std::optional<Layout> layoutArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "layout");
+  if (position < 0 || !arguments[toSize(position)].isInt()) {
+    return std::nullopt;
+  }
+  return arguments[toSize(position)].toLayout();
+}
+
+std::optional<Device> deviceArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "device");
+  return position < 0 ? std::nullopt : arguments[toSize(position)].toOptional<Device>();
+}
+
+// Returns the rank of the tensor's backend key in the order of dispatch keys, or 0 for an undefined tensor.
+int precedence(const Tensor& tensor) {
+  if (!tensor.defined()) {
+    return 0;
+  }
+  return !isSparse(tensor) ? 1 : tensor.layout() == c10::kSparse ? 2 : 3;
+}
+
+// Returns the tensor argument that determines the dispatch key, or an undefined tensor.
+Tensor decidingTensor(ArrayRef<IValue> arguments) {
+  Tensor deciding;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (precedence(tensor) > precedence(deciding)) {
+      deciding = tensor;
+    }
+  });
+  return deciding;
+}
+
+// Stores the geometry of the arguments that the call writes. Kernels resize strided results before filling them, some
+// without the dispatcher, so the sizes have already changed when the storage refuses access.
+class GeometryOfWritten {
+ public:
+  GeometryOfWritten(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+    for (const auto i : c10::irange(arguments.size())) {
+      if (isWritten(op.schema().arguments()[i])) {
+        forEachTensor(arguments[i], [this](const Tensor& tensor) { note(tensor); });
+      }
+    }
+  }
+
+  void restore() const {
+    for (const Entry& entry : entries_) {
+      entry.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(entry.sizes, entry.strides);
+    }
+  }
+
+ private:
+  struct Entry {
+    Tensor tensor;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+  };
+
+  void note(const Tensor& tensor) {
+    if (tensor.has_storage()) {
+      entries_.push_back({tensor, tensor.sizes().vec(), tensor.strides().vec()});
+    }
+  }
+
+  std::vector<Entry> entries_;
+};
+
+// Replaces real arguments by fakes. Only metadata matter here, and a kernel would otherwise call operators with real
+// arguments and fake members.
+void makeArgumentsFake(const OperatorHandle& op, Stack& stack) {
+  mapTensors(stack, op.schema().arguments().size(), [](const Tensor& tensor) {
+    const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return is_number || isFake(tensor) ? tensor : fakeLike(tensor);
+  });
+}
+
+// Returns everything that the metadata of results depend on, in a form that a CallKey can describe.
+IValue described(const Tensor& sparse) {
+  const auto* coo = dynamic_cast<const at::SparseTensorImpl*>(sparse.unsafeGetTensorImpl());
+  c10::impl::GenericList parts(c10::AnyType::get());
+  parts.push_back(static_cast<std::int64_t>(sparse.layout()));
+  parts.push_back(coo != nullptr && coo->coalesced());
+  parts.push_back(sparse.sizes());
+  for (const Tensor& member : sparseMembersOf(sparse)) {
+    parts.push_back(member);
+  }
+  return parts;
+}
+
+Stack described(ArrayRef<IValue> arguments) {
+  Stack stack = arguments.vec();
+  for (IValue& value : stack) {
+    if (value.isTensor() && isSparse(value.toTensor())) {
+      value = described(value.toTensor());
+    }
+  }
+  return stack;
+}
+
+// A call whose kernel reads memory, so that a remedy makes its results, or those of an operator that the kernel calls.
+// Each attempt raises an error, so the results are cached.
+class RemediedCall {
+ public:
+  RemediedCall(const OperatorHandle& op, ArrayRef<IValue> arguments)
+      : op_{op}, arguments_(arguments), described_(described(arguments)), key_{op, described_} {}
+
+  // Replaces the arguments on top of `stack` by the results, if these are cached.
+  bool tryCached(Stack& stack) const {
+    const auto recipe = metadataCache().find(key_);
+    if (recipe == nullptr) {
+      return false;
+    }
+    const Results results = recipe->make(key_.tensors());
+    followValues(op_, arguments_, results);
+    torch::jit::drop(stack, arguments_.size());
+    stack.insert(stack.end(), results.begin(), results.end());
+    return true;
+  }
+
+  // Returns true if the operators that the kernel calls neither allocate counted memory nor give the results values.
+  bool hasNoOtherEffects() const {
+    const MemoryCounter* counter = memoryCounter();
+    return !assumesValues() && hasTensor(ArrayRef<IValue>(described_), [counter](const Tensor& tensor) {
+      return !hasValue(tensor) && (counter == nullptr || !counter->counts(tensor.device()));
+    });
+  }
+
+  void remember(ArrayRef<IValue> results) const {
+    if (key_.isComplete() && CallKey{op_, described_}.words() == key_.words()) {
+      metadataCache().remember(key_, ResultRecipe::learn(op_, key_.tensors(), /*resizes=*/false, /*makes_values=*/false,
+                                                         results, /*scratch=*/nullptr));
+    }
+  }
+
+ private:
+  const OperatorHandle& op_;
+  const ArrayRef<IValue> arguments_;
+  const Stack described_;
+  const CallKey key_;
+};
+
+class SparseCall {
+ public:
+  SparseCall(const OperatorHandle& op, const Stack& stack);
+
+  void check() const;
+  void run(Stack& stack) const;
+
+ private:
+  void checkIsNotRecorded() const;
+  void checkNeedsNoValues() const;
+  bool prefersRemedy() const;
+  void callCached(Stack& stack) const;
+  bool callKernel(Stack& stack) const;
+  void callOnCpuCopies(Stack& stack) const;
+  bool isForeign() const;
+  bool hasOwnKernelOn(c10::DeviceType device) const;
+  DispatchKey keyOn(c10::DeviceType device) const;
+  DispatchKey kernel() const;
+  [[noreturn]] void refuseToReadMemory() const;
+  [[noreturn]] void refuseDevice(const c10::Error& error) const;
+
+  ArrayRef<IValue> arguments() const {
+    return topOf(stack_, op_.schema().arguments().size());
+  }
+
+  const OperatorHandle& op_;
+  const Stack& stack_;
+  // The layout and device that determine the kernel.
+  Layout layout_ = c10::kStrided;
+  Device device_{c10::kCPU};
+};
+
+SparseCall::SparseCall(const OperatorHandle& op, const Stack& stack) : op_{op}, stack_{stack} {
+  if (const Tensor deciding = decidingTensor(arguments()); deciding.defined()) {
+    layout_ = deciding.layout();
+    device_ = deciding.device();
+  }
+  if (op_.hasKernelForDispatchKey(DispatchKey::BackendSelect)) {
+    layout_ = layoutArgument(op_, arguments()).value_or(layout_);
+    device_ = deviceArgument(op_, arguments()).value_or(device_);
+  }
+}
+
+void SparseCall::check() const {
+  checkIsNotRecorded();
+  refuseToWriteIntoRealTensors(op_, stack_);
+  checkNeedsNoValues();
+  if (!prefersRemedy()) {
+    kernel();
+  }
+}
+
+// `stack` must be the constructor's argument.
+void SparseCall::run(Stack& stack) const {
+  makeArgumentsFake(op_, stack);
+  const FakeFactoriesGuard guard;
+  const OnDevice on_device{device_};
+  if (prefersRemedy()) {
+    applyRemedy(op_, stack);
+  } else if (hasRemedyForElements(op_, arguments())) {
+    callCached(stack);
+  } else {
+    callKernel(stack);
+  }
+  forEachTensor(stack, op_.schema().returns().size(), giveFakeKey);
+}
+
+// The recorder of deferred_init records the values of storages, which sparse tensors do not have. It runs calls that
+// are refused here for real.
+void SparseCall::checkIsNotRecorded() const {
+  TORCH_CHECK_NOT_IMPLEMENTED(!isRecording(), "`", op_.operator_name(), "` takes or returns a tensor of layout ",
+                              layoutName(layout_), ", which deferred_init() cannot record.");
+}
+
+void SparseCall::checkNeedsNoValues() const {
+  if (convertsToSparse(op_) && layout_ == c10::kStrided) {
+    TORCHEXT_THROW(DataDependentError,
+                   c10::str("`", op_.operator_name(),
+                            "` needs the values of a fake tensor, which has none: how many elements the sparse result "
+                            "has depends on them. Make the sparse tensor of indices and values with known shapes."));
+  }
+}
+
+// Returns true if a kernel is registered for this layout and device in particular.
+bool SparseCall::hasOwnKernelOn(c10::DeviceType device) const {
+  return op_.hasKernelForDispatchKey(keyOn(device));
+}
+
+// Returns true if the CPU kernel must be called for another device. Without a CUDA device, CUDA kernels are missing, or
+// must not be called because they set the device first. The dispatcher then finds kernels for all devices, and most of
+// these only raise an error. `SparseCPU` and `SparseCUDA` mostly have kernels for the same operators.
+bool SparseCall::isForeign() const {
+  const bool is_missing = device_.is_cuda() ? !hasRealCuda() : !hasOwnKernelOn(device_.type());
+  return is_missing && hasOwnKernelOn(c10::kCPU);
+}
+
+// The kernel for the claimed device raises the right errors, so it is called first if it exists. The CPU kernel may
+// refuse tensors on other devices, so a remedy is preferred to it.
+bool SparseCall::prefersRemedy() const {
+  return isForeign() && hasRemedy(op_, arguments());
+}
+
+void SparseCall::callCached(Stack& stack) const {
+  const Stack called = arguments().vec();
+  const RemediedCall call{op_, called};
+  if (!call.tryCached(stack) && (!callKernel(stack) || call.hasNoOtherEffects())) {
+    call.remember(topOf(stack, op_.schema().returns().size()));
+  }
+}
+
+// Returns false if a remedy or copies on the CPU have made the results.
+bool SparseCall::callKernel(Stack& stack) const {
+  const Stack called = arguments().vec();
+  const GeometryOfWritten geometry{op_, called};
+  const std::size_t bottom = stack.size() - called.size();
+  const auto put_arguments_back = [&] {
+    stack.resize(bottom);
+    stack.insert(stack.end(), called.begin(), called.end());
+    geometry.restore();
+  };
+  try {
+    const InLayoutKernel in_kernel;
+    op_.redispatchBoxed(c10::DispatchKeySet{kernel()}, &stack);
+    return true;
+  } catch (const DataDependentError&) {
+    put_arguments_back();
+    if (!hasRemedyForElements(op_, called)) {
+      throw;
+    }
+  } catch (const c10::Error& error) {
+    const bool is_refused = isForeign() && isInternalAssert(error);  // CPU kernels refuse other devices this way
+    if (is_refused && !declaresNoSharing(op_)) {
+      refuseDevice(error);
+    }
+    if (!is_refused && !isNoDataError(error)) {
+      throw;
+    }
+    put_arguments_back();
+    if (is_refused) {
+      callOnCpuCopies(stack);
+      return false;
+    }
+    if (!hasRemedy(op_, called)) {
+      refuseToReadMemory();
+    }
+  }
+  applyRemedy(op_, stack);
+  return false;
+}
+
+void SparseCall::callOnCpuCopies(Stack& stack) const {
+  mapTensors(stack, op_.schema().arguments().size(), [](const Tensor& tensor) { return tensor.to(c10::kCPU); });
+  op_.redispatchBoxed(c10::DispatchKeySet{keyOn(c10::kCPU)}, &stack);
+  mapTensors(stack, op_.schema().returns().size(), [this](const Tensor& tensor) { return tensor.to(device_); });
+}
+
+DispatchKey SparseCall::keyOn(c10::DeviceType device) const {
+  return c10::computeDispatchKey(c10::kFloat, layout_, device);
+}
+
+DispatchKey SparseCall::kernel() const {
+  if (isForeign()) {
+    return keyOn(c10::kCPU);
+  }
+  for (const c10::DeviceType device : {device_.type(), c10::kMeta}) {
+    if (op_.hasComputedKernelForDispatchKey(keyOn(device))) {
+      return keyOn(device);
+    }
+  }
+  TORCHEXT_THROW(UnsupportedOperatorError,
+                 c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_),
+                          " on ", device_.type(), ", so its result on fake tensors is unknown."));
+}
+
+void SparseCall::refuseToReadMemory() const {
+  if (countsElements(op_)) {
+    TORCHEXT_THROW(
+        DataDependentError,
+        c10::str("`", op_.operator_name(), "` needs the values of a fake tensor of layout ", layoutName(layout_),
+                 ", which has none: how many elements the result has depends on them. Run it on real "
+                 "tensors, or convert its arguments with `to_dense()` first."));
+  }
+  TORCHEXT_THROW(UnsupportedOperatorError,
+                 c10::str("`", op_.operator_name(), "` cannot be run on fake tensors of layout ", layoutName(layout_),
+                          ": PyTorch's kernel reads their memory, and there is no Meta kernel. Convert them with "
+                          "`to_dense()` first."));
+}
+
+void SparseCall::refuseDevice(const c10::Error& error) const {
+  TORCHEXT_THROW(
+      UnsupportedOperatorError,
+      c10::str("`", op_.operator_name(), "` has no kernel for tensors of layout ", layoutName(layout_), " on ",
+               device_.type(), ", and the CPU kernel refuses them: ", error.what_without_backtrace()));
+}
+
+}  // namespace
+
+bool isAboutSparse(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return convertsToSparse(op) || isSparseGradient(op, arguments) ||
+         hasTensor(arguments, [](const Tensor& tensor) { return isSparse(tensor); }) ||
+         isSparseLayout(layoutArgument(op, arguments).value_or(c10::kStrided));
+}
+
+void checkSparse(const OperatorHandle& op, const Stack& stack) {
+  SparseCall{op, stack}.check();
+}
+
+void runOnSparse(const OperatorHandle& op, Stack& stack) {
+  SparseCall{op, stack}.run(stack);
+}
+
+}  // namespace torchext

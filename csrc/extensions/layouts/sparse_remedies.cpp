@@ -1,0 +1,146 @@
+#include "sparse_remedies.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "../../core/fake/meta/meta_call.h"
+#include "../../core/support/stack_utils.h"
+#include "../values/follow_values.h"
+#include "sparse_fakes.h"
+
+namespace torchext {
+
+using c10::Layout;
+
+namespace {
+
+enum class Kind : std::uint8_t {
+  // The argument and the result are strided. The result has the metadata that the operator returns for strided
+  // arguments of the same shapes.
+  kLikeStrided,
+  // The argument is sparse. The result has the same indices and other values.
+  kLikeArgument,
+  // The argument is compressed. The result has the same elements, compressed along the other dimension.
+  kRecompressed,
+};
+
+struct Remedy {
+  std::string_view op;
+  Kind kind;
+  std::size_t argument = 0;
+  Layout layout = c10::kStrided;  // of the argument, if it is recompressed
+};
+
+constexpr std::array kRemedies{
+    Remedy{"aten::add", Kind::kLikeStrided, 0},
+    Remedy{"aten::add", Kind::kLikeStrided, 1},
+    Remedy{"aten::add_", Kind::kLikeStrided, 0},
+    Remedy{"aten::addmm", Kind::kLikeStrided, 0},
+    Remedy{"aten::addmm_", Kind::kLikeStrided, 0},
+    Remedy{"aten::addmv", Kind::kLikeStrided, 0},
+    Remedy{"aten::bmm", Kind::kLikeStrided, 1},
+    Remedy{"aten::sub", Kind::kLikeStrided, 0},
+    Remedy{"aten::sub_", Kind::kLikeStrided, 0},
+    Remedy{"aten::_sparse_log_softmax", Kind::kLikeArgument},
+    Remedy{"aten::_sparse_softmax", Kind::kLikeArgument},
+    Remedy{"aten::sparse_sampled_addmm", Kind::kLikeArgument},
+    Remedy{"aten::_to_sparse_bsc", Kind::kRecompressed, 0, c10::kSparseBsr},
+    Remedy{"aten::_to_sparse_bsr", Kind::kRecompressed, 0, c10::kSparseBsc},
+    Remedy{"aten::_to_sparse_csc", Kind::kRecompressed, 0, c10::kSparseCsr},
+    Remedy{"aten::_to_sparse_csr", Kind::kRecompressed, 0, c10::kSparseCsc},
+};
+
+bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (op.schema().name() != remedy.op || !arguments[remedy.argument].isTensor()) {
+    return false;
+  }
+  const Tensor& argument = arguments[remedy.argument].toTensor();
+  switch (remedy.kind) {
+    case Kind::kLikeStrided:
+      return argument.layout() == c10::kStrided;
+    case Kind::kLikeArgument:
+      return isSparse(argument);
+    case Kind::kRecompressed:
+      return argument.layout() == remedy.layout;
+  }
+  return false;
+}
+
+const Remedy* findRemedy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto found = std::find_if(kRemedies.begin(), kRemedies.end(),
+                                  [&](const Remedy& remedy) { return fits(remedy, op, arguments); });
+  return found == kRemedies.end() ? nullptr : &*found;
+}
+
+Layout otherCompression(Layout layout) {
+  switch (layout) {
+    case c10::kSparseCsr:
+      return c10::kSparseCsc;
+    case c10::kSparseCsc:
+      return c10::kSparseCsr;
+    case c10::kSparseBsr:
+      return c10::kSparseBsc;
+    default:
+      return c10::kSparseBsr;
+  }
+}
+
+Tensor recompressed(const Tensor& self) {
+  const auto& source = dynamic_cast<const at::SparseCsrTensorImpl&>(*self.unsafeGetTensorImpl());
+  const Layout layout = otherCompression(self.layout());
+  const bool has_blocks = layout == c10::kSparseBsr || layout == c10::kSparseBsc;
+  const std::int64_t along = layout == c10::kSparseCsr || layout == c10::kSparseBsr ? 0 : 1;
+  const std::int64_t batch = source.batch_dim();
+  const std::int64_t block = has_blocks ? source.values().size(batch + 1 + along) : 1;
+  std::vector<std::int64_t> size = source.compressed_indices().sizes().vec();
+  size.back() = self.size(batch + along) / block + 1;
+  return at::_sparse_compressed_tensor_unsafe(
+      at::empty(size, source.compressed_indices().options()), at::empty_like(source.plain_indices()),
+      at::empty_like(source.values(), at::MemoryFormat::Contiguous), self.sizes(), self.options().layout(layout));
+}
+
+void runLikeStrided(const OperatorHandle& op, Stack& stack) {
+  const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  const Stack arguments(stack.end() - count, stack.end());
+  runOnMeta(op, stack);
+  followValues(op, arguments, topOf(stack, op.schema().returns().size()));
+}
+
+}  // namespace
+
+const OperatorSet countsElements{
+    "read the memory of sparse tensors to count the elements of their result",
+    {"aten::_coalesce", "aten::_sparse_sparse_matmul", "aten::add", "aten::add_", "aten::addmm", "aten::addmm_",
+     "aten::hspmm", "aten::index_select", "aten::mul", "aten::mul_", "aten::sspaddmm", "aten::sub", "aten::sub_"}};
+
+bool hasRemedy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return findRemedy(op, arguments) != nullptr;
+}
+
+bool hasRemedyForElements(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const Remedy* remedy = findRemedy(op, arguments);
+  return remedy != nullptr && remedy->kind == Kind::kLikeStrided;
+}
+
+void applyRemedy(const OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  const Remedy& remedy = *findRemedy(op, topOf(stack, count));
+  if (remedy.kind == Kind::kLikeStrided) {
+    runLikeStrided(op, stack);
+    return;
+  }
+  const Tensor argument = topOf(stack, count)[remedy.argument].toTensor();
+  torch::jit::drop(stack, count);
+  torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument) : at::clone(argument));
+}
+
+}  // namespace torchext

@@ -1,0 +1,360 @@
+#include "memory_counter.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/storage/fake_storage.h"
+#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/marks/source_lines.h"
+#include "../../core/support/locks.h"
+#include "../../core/support/operator_table.h"
+#include "../../core/support/stack_utils.h"
+#include "../cuda/fake_cuda.h"
+#include "../cuda/philox.h"
+#include "../cuda/streams.h"
+#include "device_memory.h"
+#include "kernels/kernel_memory.h"
+#include "real_allocations.h"
+#include "timeline.h"
+
+namespace torchext {
+
+using c10::Device;
+
+namespace {
+
+// Whether the last counted call of this thread was part of a backward pass.
+thread_local bool is_in_backward = false;
+
+// The cause of allocations on this thread now.
+thread_local AllocationCause current_cause;
+
+struct Scratch final : KernelScratch {
+  Scratch(KernelMemory of_kernel, Device on_device) : memory{std::move(of_kernel)}, device{on_device} {}
+
+  std::string describe() const override {
+    std::string text = device.str();
+    for (const auto& steps : {memory.before_results, memory.after_results}) {
+      text += " |";
+      for (const KernelStep& step : steps) {
+        text += c10::str(" ", static_cast<int>(step.kind), ":", step.bytes, ":", step.block);
+      }
+    }
+    return text;
+  }
+
+  const KernelMemory memory;
+  const Device device;
+};
+
+void countStoragesOf(ArrayRef<IValue> values) {
+  forEachTensor(values, [](const at::Tensor& tensor) {
+    if (tensor.has_storage()) {
+      countStorage(tensor.storage());
+    }
+  });
+}
+
+// The blocks that a running kernel holds.
+class KernelBlocks {
+ public:
+  explicit KernelBlocks(Device device) : device_{device} {}
+  C10_DISABLE_COPY_AND_ASSIGN(KernelBlocks);
+  ~KernelBlocks() {
+    for (Allocation* block : blocks_) {
+      free(block);
+    }
+  }
+
+  // Counts a result when a step names it.
+  void run(ArrayRef<KernelStep> steps, ArrayRef<IValue> results) {
+    AllocationCause cause = current_cause;
+    cause.is_of_kernel = true;
+    for (const KernelStep& step : steps) {
+      const auto number = toSize(step.block);
+      const auto bytes = toSize(step.bytes);
+      switch (step.kind) {
+        case KernelStep::Kind::kAllocate:
+          blocks_.resize(std::max(blocks_.size(), number + 1), nullptr);
+          blocks_[number] = DeviceMemory::of(device_).allocate(bytes, cause);
+          break;
+        case KernelStep::Kind::kFree:
+          free(std::exchange(blocks_[number], nullptr));
+          break;
+        case KernelStep::Kind::kWorkspace:
+          // Each thread has its own cuBLAS handle, and on a GPU backward passes run on another thread.
+          DeviceMemory::of(device_).keepWorkspace(
+              {static_cast<WorkspaceNumber>(number), torch::autograd::get_current_node() != nullptr}, bytes, cause);
+          break;
+        case KernelStep::Kind::kResult:
+          countStoragesOf(results[number]);
+          break;
+      }
+    }
+  }
+
+ private:
+  void free(Allocation* block) const {
+    if (block != nullptr) {
+      DeviceMemory::of(device_).free(block);
+    }
+  }
+
+  Device device_;
+  c10::SmallVector<Allocation*, 2> blocks_;
+};
+
+bool communicates(const OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 4> kNamespaces{"c10d", "_c10d_functional", "fsdp", "symm_mem"};
+  return isAmong(kNamespaces, namespaceOf(op.operator_name()));
+}
+
+// Returns the number of the source line that runs; -1 if lines are not traced.
+std::int32_t lineHere(Timeline& timeline) {
+  return threadScope().traces_lines ? timeline.numberOf(sourceLineHere()) : -1;
+}
+
+// While it lives, `current_cause` describes the current call of this thread. Does nothing unless a tracker is open.
+class CauseGuard {
+ public:
+  explicit CauseGuard(const OperatorHandle& op) : previous_{current_cause} {
+    if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
+      const auto node = torch::autograd::get_current_node();
+      if (node != nullptr && !is_in_backward) {
+        timeline->markActivations();
+      }
+      is_in_backward = node != nullptr;
+      current_cause = {op.operator_name().name.c_str(),
+                       /*is_of_kernel=*/false, communicates(op),
+                       node == nullptr ? -1 : static_cast<std::int64_t>(node->sequence_nr()), lineHere(*timeline)};
+    }
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(CauseGuard);
+  ~CauseGuard() {
+    current_cause = previous_;
+  }
+
+ private:
+  AllocationCause previous_;
+};
+
+// Changes the category of the allocation of `storage` if `is_wanted` returns true for it.
+template <typename Condition>
+void changeCategory(const c10::Storage& storage,
+                    MemoryCategory category,
+                    bool is_presumed,
+                    const Condition& is_wanted) {
+  const auto timeline = currentTimeline();
+  bool is_changed = false;
+  visitCountedAllocation(storage, [&](Allocation& allocation) {
+    is_changed = timeline != nullptr && is_wanted(allocation);
+    if (is_changed) {
+      allocation.category = category;
+      allocation.is_presumed = is_presumed;
+      timeline->setCategory(allocation.number, category);
+    }
+  });
+  if (is_changed) {
+    labelStorage(storage, static_cast<std::uint8_t>(category));
+  }
+}
+
+const OperatorSet writesInPart{"write some elements of their first argument",
+                               {"aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::index_add_",
+                                "aten::index_fill_", "aten::scatter_", "aten::masked_scatter_", "aten::slice_scatter"}};
+
+bool isWrittenInPart(const OperatorHandle& op, const at::Tensor& written) {
+  const std::size_t bytes = toSize(written.numel()) * written.itemsize();
+  // FSDP2 resizes the storages of gathered parameters from 0 bytes, which writes no element.
+  return (bytes > 0 && bytes < written.storage().nbytes()) || writesInPart(op);
+}
+
+bool isTrained(const at::Tensor& tensor) {
+  return tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad());
+}
+
+// Calls `visit` with the arguments that `op` writes, by its schema.
+template <typename Visit>
+void forEachWritten(const OperatorHandle& op, ArrayRef<IValue> arguments, const Visit& visit) {
+  if (op.schema().is_mutable()) {
+    for (const auto i : c10::irange(arguments.size())) {
+      if (isWritten(op.schema().arguments()[i])) {
+        forEachTensor(arguments[i], [&](const at::Tensor& tensor) {
+          if (tensor.has_storage()) {
+            visit(tensor, i);
+          }
+        });
+      }
+    }
+  }
+}
+
+void observeGradients(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto is_input = [](const Allocation& allocation) {
+    return allocation.category == MemoryCategory::kInput ||
+           (allocation.category == MemoryCategory::kGradient && allocation.is_presumed);
+  };
+  forEachWritten(op, arguments, [&](const at::Tensor& written, std::size_t i) {
+    changeCategory(written.storage(), MemoryCategory::kGradient, overwritesArgument(op, i), is_input);
+  });
+}
+
+void observeCaches(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  forEachWritten(op, arguments, [&](const at::Tensor& written, std::size_t /*i*/) {
+    if (isWrittenInPart(op, written) && !isTrained(written)) {
+      changeCategory(
+          written.storage(), MemoryCategory::kCache, /*is_presumed=*/false, [](const Allocation& allocation) {
+            return allocation.category == MemoryCategory::kInput || allocation.category == MemoryCategory::kParameter;
+          });
+    }
+  });
+  const ForwardPass pass = threadScope().pass;
+  bool has_cache = false;
+  forEachTensor(arguments, [&](const at::Tensor& read) {
+    if (read.has_storage()) {
+      changeCategory(read.storage(), MemoryCategory::kCache, /*is_presumed=*/false, [&](const Allocation& allocation) {
+        const ForwardPass made = allocation.pass;
+        const bool is_older = made.number != 0 && made.number < pass.number && made.root == pass.root;
+        const bool becomes_cache = is_older && allocation.category == MemoryCategory::kTemporary;
+        has_cache = has_cache || becomes_cache || allocation.category == MemoryCategory::kCache;
+        return becomes_cache;
+      });
+    }
+  });
+  if (has_cache && op.schema().name() == "aten::cat") {
+    forEachTensor(results, [](const at::Tensor& result) { markStorage(result.storage(), MemoryCategory::kCache); });
+  }
+}
+
+class Counter final : public MemoryCounter {
+ public:
+  bool counts(Device device) const noexcept override {
+    const bool has_stats = device.is_cuda() || device == kPinnedMemory;
+    return (device.is_cpu() || device.is_cuda()) && (isTracking() || (has_stats && !hasRealCuda()));
+  }
+
+  void* allocate(std::size_t nbytes, Device device, std::uint8_t label) override {
+    AllocationCause cause = current_cause;
+    cause.category = static_cast<MemoryCategory>(label);
+    if (const auto timeline = cause.op == nullptr && isTracking() ? currentTimeline() : nullptr) {
+      cause.line = lineHere(*timeline);  // no kernel runs: the program resizes a storage
+    }
+    return DeviceMemory::of(device).allocate(nbytes, cause);
+  }
+
+  void free(void* allocation) noexcept override {
+    auto* known = static_cast<Allocation*>(allocation);
+    DeviceMemory::of(known->device).free(known);
+  }
+
+  std::uintptr_t addressOf(const void* allocation) const noexcept override {
+    const Block* block = static_cast<const Allocation*>(allocation)->block;
+    return block == nullptr ? 0 : block->address;  // stays while the block is allocated
+  }
+
+  void recordStream(const c10::Storage& storage, c10::StreamId stream) override {
+    visitCountedAllocation(storage, [stream](Allocation& allocation) {
+      DeviceMemory::of(allocation.device).recordStream(allocation, stream);
+    });
+  }
+
+  std::shared_ptr<const KernelScratch> scratchOf(const OperatorHandle& op,
+                                                 ArrayRef<IValue> arguments,
+                                                 ArrayRef<IValue> results) override {
+    if (!hasKernelMemory(op)) {
+      return nullptr;
+    }
+    std::optional<Device> device = cudaDeviceOf(arguments);
+    if (!device) {
+      device = cudaDeviceOf(results);
+    }
+    if (!device || !counts(*device)) {
+      return nullptr;
+    }
+    KernelMemory memory = kernelMemoryOf(op, arguments, results, fakeGpu());
+    return memory.isEmpty() ? nullptr : std::make_shared<Scratch>(std::move(memory), *device);
+  }
+
+  bool observes(const OperatorHandle& op) const override {
+    if (!isTracking()) {
+      return false;
+    }
+    const bool is_forward = threadScope().phase == MemoryPhase::kForward;
+    const bool is_backward = torch::autograd::get_current_node() != nullptr;
+    return communicates(op) ||
+           (is_backward ? !is_forward && op.schema().is_mutable() : is_forward && !c10::GradMode::is_enabled());
+  }
+
+  void observe(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) override {
+    if (!observes(op)) {
+      return;
+    }
+    if (communicates(op)) {
+      forEachTensor(arguments, [](const at::Tensor& tensor) {
+        if (tensor.dim() == 1 && !tensor.requires_grad() && tensor.has_storage()) {
+          markStorage(tensor.storage(), MemoryCategory::kCommunication);
+        }
+      });
+    } else if (torch::autograd::get_current_node() == nullptr) {
+      observeCaches(op, arguments, results);
+    } else {
+      observeGradients(op, arguments);
+    }
+  }
+
+  void runKernel(const OperatorHandle& op, const KernelScratch* scratch, ArrayRef<IValue> results) override {
+    const CauseGuard cause{op};
+    if (const auto device = cudaDeviceOf(results)) {
+      countWork(device->index());
+    }
+    const auto* known = static_cast<const Scratch*>(scratch);
+    if (known == nullptr) {
+      countStoragesOf(results);
+      return;
+    }
+    KernelBlocks blocks{known->device};
+    blocks.run(known->memory.before_results, results);
+    countStoragesOf(results);
+    blocks.run(known->memory.after_results, results);
+  }
+};
+
+}  // namespace
+
+void markStorage(const c10::Storage& storage, MemoryCategory category) {
+  countExistingStorage(storage);
+  bool is_settled = false;
+  changeCategory(storage, category, /*is_presumed=*/false, [&](const Allocation& allocation) {
+    is_settled = !allocation.is_presumed && allocation.category > category;
+    return !is_settled;
+  });
+  if (!is_settled) {
+    labelStorage(storage, static_cast<std::uint8_t>(category));  // it may have no memory now
+  }
+}
+
+void registerMemoryCounter() {
+  static auto* counter = new Counter;  // leaked: storages are freed at any time
+  hooks().memory = counter;
+}
+
+std::shared_ptr<Timeline> openTracker() {
+  const bool is_first = !isTracking();
+  auto timeline = openTimeline();
+  if (is_first) {
+    reportExistingAllocations(*timeline);
+  }
+  return timeline;
+}
+
+}  // namespace torchext

@@ -1,0 +1,110 @@
+#include "out_of_memory.h"
+
+#include <array>
+#include <cstdio>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "../../core/support/locks.h"
+#include "timeline.h"
+
+namespace torchext {
+
+namespace {
+
+// `format_size()`
+std::string formatted(std::size_t bytes) {
+  std::array<char, 32> text{};
+  const auto value = static_cast<double>(bytes);
+  constexpr double kKiB = 1024;
+  if (bytes <= 1024) {
+    std::snprintf(text.data(), text.size(), "%zu bytes", bytes);
+  } else if (value <= kKiB * kKiB) {
+    std::snprintf(text.data(), text.size(), "%.2f KiB", value / kKiB);
+  } else if (value <= kKiB * kKiB * kKiB) {
+    std::snprintf(text.data(), text.size(), "%.2f MiB", value / kKiB / kKiB);
+  } else {
+    std::snprintf(text.data(), text.size(), "%.2f GiB", value / kKiB / kKiB / kKiB);
+  }
+  return text.data();
+}
+
+std::string memoryByCategory(c10::Device device) {
+  const auto timeline = currentTimeline();
+  if (timeline == nullptr) {
+    return "Run the program inside torchext.memory.track_memory() to list the memory by category.";
+  }
+  static constexpr std::array<const char*, kNumMemoryCategories> kNames{
+      "temporaries",     "activations", "inputs", "communication buffers", "workspaces", "gradients",
+      "optimizer state", "parameters",  "caches"};
+  const MemoryPoint now = timeline->pointAfter(device, timeline->countEvents());
+  std::multimap<std::size_t, const char*, std::greater<>> parts;
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (now.by_category[i] > 0) {
+      parts.emplace(now.by_category[i], kNames[i]);
+    }
+  }
+  if (parts.empty()) {
+    return "No memory is allocated.";
+  }
+  std::ostringstream text;
+  text << "The memory is held by";
+  const char* separator = " ";
+  for (const auto& [bytes, name] : parts) {
+    text << separator << name << " (" << formatted(bytes) << ")";
+    separator = ", ";
+  }
+  text << ".";
+  return text.str();
+}
+
+using Observers = std::vector<std::function<void(const OutOfMemory&)>>;
+
+Observers& observers() {
+  static auto* all = new Observers;  // leaked: Python functions outlive the interpreter
+  return *all;
+}
+
+}  // namespace
+
+void addOutOfMemoryObserver(std::function<void(const OutOfMemory&)> observer) {
+  const Locked lock{LockRank::kDeviceMemory};
+  observers().push_back(std::move(observer));
+}
+
+void forgetOutOfMemoryObservers() {
+  Observers forgotten;
+  const Locked lock{LockRank::kDeviceMemory};
+  forgotten.swap(observers());
+}
+
+void raise(const OutOfMemory& report) {
+  Observers called;
+  {
+    const Locked lock{LockRank::kDeviceMemory};
+    called = observers();
+  }
+  for (const auto& observer : called) {
+    observer(report);
+  }
+  std::string allowed;
+  if (report.allowed) {
+    allowed = formatted(*report.allowed) + " allowed; ";
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", formatted(report.requested),
+                   ". GPU ", static_cast<int>(report.device), " has a total capacity of ", formatted(report.capacity),
+                   " of which ", formatted(report.free), " is free. ", allowed, "Of the allocated memory ",
+                   formatted(report.allocated), " is allocated by PyTorch, and ",
+                   formatted(report.reserved - report.allocated),
+                   " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+                   "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. The GPU is a fake one of "
+                   "torchext. ",
+                   memoryByCategory({c10::kCUDA, report.device}));
+}
+
+}  // namespace torchext

@@ -1,0 +1,431 @@
+#include "refusals.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <exception>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/Exception.h>
+#include <c10/util/irange.h>
+
+#include "../../core/fake/cache/call_key.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/meta/device_rules.h"
+#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/support/allocation_limit.h"
+#include "../../core/support/operator_table.h"
+#include "../../core/support/plain_tensors.h"
+#include "../../core/support/stack_utils.h"
+#include "../../core/torch_internals/dispatcher_internals.h"
+#include "../../core/torch_internals/error_texts.h"
+#include "../kernels/convolutions.h"
+#include "real_results.h"
+#include "size_scale.h"
+#include "stand_ins.h"
+#include "trials.h"
+#include "trust.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+namespace {
+
+// The maximum number of elements that arguments and results together may have in a trial:
+constexpr double kModest = 4194304;       // for a call that has no smaller version
+constexpr double kAffordable = 33554432;  // for a call that will most likely be refused
+
+// The largest result that a trial of a probably refused call allocates. If the kernel gets there, it has accepted the
+// call.
+constexpr std::size_t kMostBytes = std::size_t{1} << 28U;
+
+// The same for a trial of a call whose results are unknown.
+constexpr std::size_t kSmallBytes = std::size_t{1} << 19U;
+
+// The kernels of these operators require strides that are a multiple of some number of bytes, unlike divided sizes.
+const OperatorSet checksAlignment{
+    "require strides that are a multiple of some number of bytes, unlike divided sizes",
+    {"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_mm", "aten::_scaled_mm_v2"}};
+
+// Returns true for operators that make tensors without tensor arguments. The requested size may exceed memory.
+bool makesTensorsWithoutTensors(const OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return takesTensorOptions(op.schema()) || op.hasKernelForDispatchKey(DispatchKey::BackendSelect) ||
+         std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+           return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+                  argument.type()->isSubtypeOf(*c10::ListType::ofTensors()) ||
+                  argument.type()->isSubtypeOf(*c10::ListType::ofOptionalTensors());
+         });
+}
+
+bool isOnCuda(ArrayRef<IValue> arguments) {
+  return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
+}
+
+// The locations of checks that CPU and CUDA kernels share: those of structured kernels, of elementwise kernels, of
+// typed access to data, of random fills, and of `dot`. An error's text contains the location.
+constexpr std::array<std::string_view, 8> kSharedChecks{"raised from meta at", "raised from dot_check at",
+                                                        "/ATen/ExpandUtils.",  "/TensorIterator.cpp",
+                                                        "/TensorMethods.cpp",  "/WrapDim",
+                                                        "/ReduceAllOps.cpp",   "/native/DistributionTemplates.h"};
+
+bool isShared(const Refusal& refusal) {
+  const std::string text = refusal.messageAndOrigin();
+  return std::any_of(kSharedChecks.begin(), kSharedChecks.end(),
+                     [&text](std::string_view origin) { return text.find(origin) != std::string::npos; });
+}
+
+// Separate checks of CUDA kernels, possibly with a different message.
+struct OwnCheck {
+  std::string_view name;  // of the operator, or empty for all operators
+  std::string_view begin_on_cpu;
+  std::string_view begin_on_cuda;
+};
+
+constexpr std::string_view kOverlaps = "unsupported operation: some elements of the input tensor and the written-to";
+constexpr std::string_view kOtherShape = "source tensor shape must match self tensor shape";
+constexpr std::array<OwnCheck, 4> kOwnChecks{{
+    // `addmm_impl_cpu_()` (LinearAlgebra.cpp) and `addmm_out_cuda_impl()` (cuda/Blas.cpp)
+    {"", "expected m1 and m2 to have the same dtype", "expected mat1 and mat2 to have the same dtype"},
+    {"aten::masked_scatter_", "masked_scatter_ only supports boolean masks, but got mask with dtype Byte",
+     "masked_scatter_ only supports boolean masks, but got mask with dtype unsigned char"},
+    {"aten::index_add", kOtherShape, kOtherShape},
+    {"aten::cat", kOverlaps, kOverlaps},
+}};
+
+// Raises CUDA's error for a call that the CPU refuses. Returns if CUDA does not share the check: the CUDA kernel may
+// accept the call, for example because of its dtype.
+void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Refusal& refusal) {
+  if (isConvolution(op)) {
+    // `check_input_same_type_as_parameters()` (Convolution.cpp)
+    const Tensor& input = arguments[0].toTensor();
+    const Tensor& weight = arguments[1].toTensor();
+    TORCH_CHECK(input.scalar_type() == weight.scalar_type(), "Input type (torch.cuda.", input.scalar_type(),
+                "Tensor) and weight type (torch.cuda.", weight.scalar_type(), "Tensor) should be the same");
+  }
+  const auto begins_with = [&refusal](const char* begin) { return refusal.message.rfind(begin, 0) == 0; };
+  // CUDA kernels of normalizations read their parameters in the dtype of the input (layer_norm_kernel.cu), and those of
+  // bags read the weights of samples, argument 6, in that of the embedding (EmbeddingBag.cu).
+  const bool has_weights = begins_with(
+      "Expected tensor for argument #1 'weight' to have the same type as tensor for "
+      "argument #1 'per_sample_weights'");
+  if (has_weights || begins_with("mixed dtype (CPU)")) {
+    forEachTensor(has_weights ? arguments.slice(6, 1) : arguments, [&arguments](const Tensor& parameter) {
+      const auto expected = arguments[0].toTensor().scalar_type();
+      TORCH_CHECK(parameter.scalar_type() == expected, "expected scalar type ", expected, " but found ",
+                  parameter.scalar_type());
+    });
+  }
+  // The dtypes of CUDA kernels are checked separately: NOTE [Dtypes that CUDA kernels refuse].
+  const bool lacks_code = refusal.message.find("\" not implemented for '") != std::string::npos;
+  if (!lacks_code && isShared(refusal)) {
+    std::rethrow_exception(refusal.error);
+  }
+  for (const OwnCheck& check : kOwnChecks) {
+    const std::size_t length = check.begin_on_cpu.size();
+    const bool is_of_operator = check.name.empty() || op.schema().name() == check.name;
+    TORCH_CHECK(!is_of_operator || refusal.message.compare(0, length, check.begin_on_cpu) != 0, check.begin_on_cuda,
+                refusal.message.substr(std::min(length, refusal.message.size())));
+  }
+}
+
+// Raises the refusal, if any. Otherwise returns the results, if any.
+Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcome outcome) {
+  if (outcome.refusal && isOnCuda(arguments)) {
+    raiseForCuda(op, arguments, *outcome.refusal);
+  } else if (outcome.refusal) {
+    std::rethrow_exception(outcome.refusal->error);
+  }
+  return std::move(outcome.results);
+}
+
+// Returns a scale that makes the call cheap, or as cheap as possible.
+SizeScale scaleFor(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const std::vector<int64_t> numbers = numbersOf(op, arguments, results);
+  const auto is_cheap = [&](const SizeScale& scale) {
+    return countElements(arguments, scale) + countElements(results, scale) <= kCheap;
+  };
+  for (int64_t divisor = 2; !numbers.empty() && divisor <= numbers.back() / 2; divisor *= 2) {
+    auto scale = SizeScale::dividing(numbers, divisor);
+    if (scale && is_cheap(*scale)) {
+      return *std::move(scale);
+    }
+  }
+  for (const int64_t kept : {64, 32, 16}) {
+    SizeScale scale = SizeScale::compressing(numbers, kept);
+    if (is_cheap(scale)) {
+      return scale;
+    }
+  }
+  return SizeScale::compressing(numbers, SizeScale::kLeastKept);
+}
+
+// This function and the following ones raise the refusal, or return the results of the trial, if any.
+RealResults tryOutAtOwnSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return {raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})), /*has_sizes=*/true};
+}
+
+// Returns the arguments with all sizes and numbers set to 1.
+Stack withOnes(ArrayRef<IValue> arguments) {
+  Stack small = arguments.vec();
+  for (IValue& value : small) {
+    value = value.isInt() ? IValue{1} : mapTensors(value, [](const Tensor& tensor) {
+      return at::empty(c10::DimVector(toSize(tensor.dim()), 1), tensor.options().device(c10::kCPU));
+    });
+  }
+  return small;
+}
+
+// Returns the arguments of a convolution with all sizes and groups set to 1, and without padding.
+Stack withSmallConvolution(ArrayRef<IValue> arguments) {
+  constexpr std::size_t kPadding = 4;
+  Stack small = withOnes(arguments);
+  small[kPadding] = std::vector<int64_t>(small[kPadding].toIntVector().size(), 0);
+  return small;
+}
+
+// Tries out group normalization on one group of one element, which reveals errors about dtypes.
+RealResults tryOutOneGroup(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr std::array<std::string_view, 2> kNormalizes{"aten::native_group_norm", "aten::native_group_norm_backward"};
+  return isAmong(kNormalizes, op.schema().name())
+             ? RealResults{raiseOrReturn(op, arguments, outcomeOf(op, withOnes(arguments), {}))}
+             : RealResults{};
+}
+
+bool haveOneDtype(ArrayRef<IValue> arguments) {
+  std::optional<c10::ScalarType> common;
+  return !hasTensor(arguments, [&common](const Tensor& tensor) {
+    common = common.value_or(tensor.scalar_type());
+    return tensor.scalar_type() != *common;
+  });
+}
+
+// A convolution with smaller sizes is often invalid, because its sizes depend on each other and on number arguments.
+// They do not affect which dtypes may be mixed, and which `output_padding` a stride allows. They do affect the choice
+// of a library, and so whether it has a kernel for the dtype.
+RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
+    return {};
+  }
+  const Stack small = withSmallConvolution(arguments);
+  Outcome outcome = outcomeOf(op, small, {});
+  if (outcome.refusal && haveOneDtype(arguments) && passesWithOtherDtypes(op, small, {})) {
+    return {};
+  }
+  return {raiseOrReturn(op, arguments, std::move(outcome))};
+}
+
+// `results` is empty for a call that has no results because it needs values.
+RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
+  if (checksAlignment(op)) {
+    return {};
+  }
+  if (trustOf(op) == Trust::kSizes) {
+    return size <= kModest ? tryOutAtOwnSize(op, arguments) : tryOutOneGroup(op, arguments);
+  }
+  const SizeScale scale = scaleFor(op, arguments, results);
+  if (countElements(arguments, scale) + countElements(results, scale) > kAffordable) {
+    return {};
+  }
+  const Stack scaled = standInsOf(op, arguments, {Fill::kZeros, Dtypes::kKept, scale});
+  const CallKey key{op, scaled};
+  const std::size_t hash = key.hash();
+  if (key.isComplete() && hasPassed(hash)) {
+    return {};
+  }
+  Outcome outcome = outcomeOf(op, arguments, {Fill::kIdentity, Dtypes::kKept, scale});
+  if (!outcome.refusal) {
+    RealResults real{std::move(outcome.results), /*has_sizes=*/false};
+    if (key.isComplete() && (results.empty() || agrees(real, op, results))) {
+      rememberPassed(hash);
+    }
+    return real;
+  }
+  if (passesWithOtherDtypes(op, arguments, scale)) {
+    return {raiseOrReturn(op, arguments, std::move(outcome))};
+  }
+  if (isConvolution(op)) {
+    return tryOutSmallConvolution(op, arguments);
+  }
+  if (countElements(arguments, {}) > kAffordable) {
+    return {};
+  }
+  const AllocationLimit limit{kMostBytes};
+  return tryOutAtOwnSize(op, arguments);
+}
+
+// Returns the position of the argument `size`, if it is a list of numbers.
+std::optional<std::size_t> requestedSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const int position = findArgument(op.schema(), "size");
+  const bool is_list = position >= 0 && arguments[toSize(position)].isIntList();
+  return is_list ? std::optional{toSize(position)} : std::nullopt;
+}
+
+// Returns the arguments of a factory with every size limited to 1, if it has an argument `size`. Errors in the other
+// arguments remain.
+std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto position = requestedSize(op, arguments);
+  if (!position) {
+    return std::nullopt;
+  }
+  Stack small = arguments.vec();
+  std::vector<int64_t> sizes = small[*position].toIntVector();
+  std::transform(sizes.begin(), sizes.end(), sizes.begin(), [](int64_t size) { return std::min<int64_t>(size, 1); });
+  small[*position] = std::move(sizes);
+  return small;
+}
+
+// Returns the number of elements that the argument `size` requests, or 0 if there is no such argument.
+double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto position = requestedSize(op, arguments);
+  if (!position) {
+    return 0;
+  }
+  const std::vector<int64_t> sizes = arguments[*position].toIntVector();
+  return std::accumulate(sizes.begin(), sizes.end(), 1.0,
+                         [](double count, int64_t size) { return count * static_cast<double>(size); });
+}
+
+RealResults tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
+  if (size <= kCheap) {
+    return tryOutAtOwnSize(op, arguments);
+  }
+  const auto small = withSmallSize(op, arguments);
+  return small ? RealResults{raiseOrReturn(op, *small, outcomeOf(op, *small, {}))} : RealResults{};
+}
+
+// Returns the arguments of a recurrent layer with all sizes except for the gates set to 1. oneDNN refuses dtypes
+// regardless of the sizes, and a layer is slow: each step multiplies all weights.
+std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr std::size_t kFirstWeight = 1;
+  constexpr std::size_t kLastWeight = 4;
+  const auto hidden = toSize(findArgument(op.schema(), "hidden_size"));
+  const int64_t hidden_size = arguments[hidden].toInt();
+  if (hidden_size < 1 || hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
+    return std::nullopt;
+  }
+  Stack small = arguments.vec();
+  for (const auto i : c10::irange(small.size())) {
+    small[i] = mapTensors(small[i], [&](const Tensor& tensor) {
+      c10::DimVector sizes(toSize(tensor.dim()), 1);
+      if (i >= kFirstWeight && i <= kLastWeight && tensor.dim() > 0) {
+        sizes[0] = tensor.size(0) / hidden_size;
+      }
+      return at::empty(sizes, tensor.options().device(c10::kCPU));
+    });
+  }
+  small[hidden] = 1;
+  return small;
+}
+
+RealResults tryOutLayer(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
+  if (size <= kCheap) {
+    return tryOutAtOwnSize(op, arguments);
+  }
+  if (const auto small = withSmallLayer(op, arguments)) {
+    raiseOrReturn(op, *small, outcomeOf(op, *small, {}));
+  }
+  return {};
+}
+
+RealResults tryOutAffordably(const OperatorHandle& op,
+                             ArrayRef<IValue> arguments,
+                             ArrayRef<IValue> results,
+                             double size) {
+  if (makesTensorsWithoutTensors(op)) {
+    return tryOutFactory(op, arguments, size);
+  }
+  if (op.schema().name() == "aten::mkldnn_rnn_layer") {
+    return tryOutLayer(op, arguments, size);
+  }
+  return size <= kCheap ? tryOutAtOwnSize(op, arguments) : tryOutScaled(op, arguments, results, size);
+}
+
+// Returns the largest integer among the arguments. It may be a size that exceeds memory, such as `minlength` of
+// `bincount()`.
+double largestNumber(ArrayRef<IValue> arguments) {
+  double largest = 0;
+  for (const IValue& value : arguments) {
+    if (value.isInt()) {
+      largest = std::max(largest, static_cast<double>(value.toInt()));
+    }
+  }
+  return largest;
+}
+
+// Returns the results of real tensors on the CPU, or nothing if a trial is impossible or needs more than
+// `max_elements`. Raises the refusal.
+RealResults resultsOfReal(const OperatorHandle& op, ArrayRef<IValue> arguments, double max_elements) {
+  const double size = std::max({countElements(arguments, {}), countRequested(op, arguments), largestNumber(arguments)});
+  if (!canBeTriedOut(op, arguments) || size > max_elements) {
+    return {};
+  }
+  Trial trial;
+  Outcome outcome = outcomeOf(op, arguments, {});
+  const bool are_new = outcome.are_new;
+  Stack values = raiseOrReturn(op, arguments, std::move(outcome));
+  return {std::move(values), /*has_sizes=*/true, trial.takeWarnings(), are_new};
+}
+
+// Raises the dispatcher's error for an ATen operator that has a Meta kernel but no CPU kernel: `mm.dtype`.
+void refuseWithoutCpuKernel(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const bool is_on_cpu =
+      hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cpu(); }) &&
+      !hasTensor(arguments, [](const Tensor& tensor) { return !tensor.is_cpu() || !isPlain(tensor); });
+  if (is_on_cpu && namespaceOf(op.operator_name()) == "aten" && !op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
+    Stack stack = arguments.vec();
+    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+  }
+}
+
+}  // namespace
+
+RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  refuseWithoutCpuKernel(op, arguments);
+  if (isConvolution(op)) {
+    const Trial trial;
+    checkShapesOfConvolution(arguments);
+  }
+  // The same kernels make views on all devices, including the meta device.
+  if (!canBeTriedOut(op, arguments) || onlyMakesViews(op)) {
+    return {};
+  }
+  Trial trial;
+  const auto returned = results.slice(0, op.schema().returns().size());
+  RealResults real =
+      tryOutAffordably(op, arguments, results, countElements(arguments, {}) + countElements(returned, {}));
+  real.warnings = trial.takeWarnings();
+  return real;
+}
+
+RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  return resultsOfReal(op, arguments, kAffordable);
+}
+
+RealResults refuseAsRealIfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const AllocationLimit limit{kSmallBytes};
+  return resultsOfReal(op, arguments, kCheap);
+}
+
+void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (!resultsOfReal(op, arguments, kCheap).values.empty() || !canBeTriedOut(op, arguments) ||
+      makesTensorsWithoutTensors(op)) {
+    return;
+  }
+  const double size = countElements(arguments, {});
+  if (size > kCheap && largestNumber(arguments) <= kAffordable) {
+    const Trial trial;
+    tryOutScaled(op, arguments, {}, size);
+  }
+}
+
+}  // namespace torchext

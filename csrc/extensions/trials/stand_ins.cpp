@@ -1,0 +1,388 @@
+#include "stand_ins.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/util/irange.h>
+
+#include "../../core/fake/cache/pointer_numbers.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/meta/shadows.h"
+#include "../../core/fake/storage/fake_storage.h"
+#include "../../core/fake/storage/fake_tensor_impl.h"
+#include "../../core/support/plain_tensors.h"
+#include "../../core/support/stack_utils.h"
+#include "../cuda/fake_cuda.h"
+#include "trust.h"
+
+namespace torchext {
+
+using c10::ScalarType;
+using c10::Storage;
+
+namespace {
+
+// The stand-ins of tensors on a larger storage do not share a storage. Each gets one that is just large enough.
+constexpr std::size_t kSmallStorage = std::size_t{1} << 16U;
+
+ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
+  if (dtypes == Dtypes::kFloat) {
+    return ScalarType::Float;
+  }
+  if (dtypes == Dtypes::kKept || dtype == ScalarType::Bool) {
+    return dtype;
+  }
+  return c10::isIntegralType(dtype, /*includeBool=*/false) ? ScalarType::Long : ScalarType::Float;
+}
+
+// The bytes of the number 1.
+struct One {
+  std::array<std::byte, 16> bytes{};
+  std::size_t size = 0;
+
+  explicit One(ScalarType dtype) : size{c10::elementSize(dtype)} {
+    const auto set = [this](auto one) { std::memcpy(bytes.data(), &one, sizeof(one)); };
+    switch (dtype) {
+#define TORCHEXT_SET_ONE(Type, Name) \
+  case ScalarType::Name:             \
+    set(static_cast<Type>(1));       \
+    break;
+      AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TORCHEXT_SET_ONE)
+#undef TORCHEXT_SET_ONE
+      default:
+        break;  // unused in computations: stays 0
+    }
+  }
+
+  void writeTo(std::byte* address) const {
+    std::memcpy(address, bytes.data(), size);
+  }
+};
+
+std::byte* dataOf(const Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.storage().mutable_data());
+}
+
+// Fills the whole storage, since the tensor may be expanded.
+void fillWithOnes(const Tensor& tensor) {
+  const One one{tensor.scalar_type()};
+  std::byte* data = dataOf(tensor);
+  for (std::size_t i = 0; i + one.size <= tensor.storage().nbytes(); i += one.size) {
+    one.writeTo(data + i);
+  }
+}
+
+// Writes ones to the diagonals of all matrices in `tensor`.
+void fillWithIdentity(const Tensor& tensor) {
+  if (tensor.dim() < 2) {
+    fillWithOnes(tensor);
+    return;
+  }
+  if (tensor.numel() == 0) {
+    return;
+  }
+  const One one{tensor.scalar_type()};
+  std::byte* data = dataOf(tensor) + toSize(tensor.storage_offset()) * one.size;
+  const int64_t diagonal = std::min(tensor.size(-1), tensor.size(-2));
+  const int64_t matrices = tensor.numel() / (tensor.size(-1) * tensor.size(-2));
+  for (const auto matrix : c10::irange(matrices)) {
+    int64_t position = 0;
+    int64_t rest = matrix;
+    for (int64_t dim = tensor.dim() - 3; dim >= 0; --dim) {
+      position += rest % tensor.size(dim) * tensor.stride(dim);
+      rest /= tensor.size(dim);
+    }
+    for (const auto i : c10::irange(diagonal)) {
+      const int64_t element = position + i * (tensor.stride(-1) + tensor.stride(-2));
+      one.writeTo(data + toSize(element) * one.size);
+    }
+  }
+}
+
+void fill(const Tensor& tensor, Fill fill) {
+  const bool has_fraction = c10::isFloatingType(tensor.scalar_type()) || c10::isComplexType(tensor.scalar_type());
+  if (fill == Fill::kOnes) {
+    fillWithOnes(tensor);
+  } else if (fill == Fill::kIdentity && has_fraction) {
+    fillWithIdentity(tensor);
+  }
+}
+
+// Copies `value`, which has the strides of `tensor`. Expanded dimensions cannot be written, so only their first element
+// is.
+void copyElements(Tensor tensor, Tensor value) {
+  for (const auto dim : c10::irange(tensor.dim())) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) {
+      tensor = tensor.narrow(dim, 0, 1);
+      value = value.narrow(dim, 0, 1);
+    }
+  }
+  tensor.copy_(value);
+}
+
+// Returns strides for smaller sizes that compare like those of `tensor`. Equal ones stay equal (the sizes then
+// determine the order of their dimensions), gaps and overlaps stay, and expanded dimensions stay expanded.
+c10::DimVector stridesLike(const Tensor& tensor, c10::IntArrayRef smaller) {
+  const c10::IntArrayRef sizes = tensor.sizes();
+  const c10::IntArrayRef strides = tensor.strides();
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  c10::DimVector result(sizes.size(), 0);
+  int64_t last = 0;   // the stride of the previous dimensions
+  int64_t dense = 1;  // the next stride if there is neither a gap nor an overlap
+  int64_t smaller_last = 0;
+  int64_t smaller_dense = 1;
+  for (const std::size_t dim : order) {
+    if (strides[dim] > last) {
+      last = strides[dim];
+      smaller_last = last == dense  ? smaller_dense
+                     : last > dense ? std::max(smaller_dense, smaller_last) + 1
+                                    : smaller_last + 1;
+    }
+    result[dim] = smaller_last;
+    dense = std::max(dense, last * std::max<int64_t>(sizes[dim], 1));
+    smaller_dense = std::max(smaller_dense, smaller_last * std::max<int64_t>(smaller[dim], 1));
+  }
+  return result;
+}
+
+// Returns true for an argument with pivots. LAPACK counts them from 1, does not check them, and would write anywhere.
+bool isPivots(const c10::Argument& argument) {
+  return argument.name().find("pivots") != std::string::npos;
+}
+
+// Returns true for an argument of type `SymInt`, like declared sizes, or `int[]`, like the sizes of pooling kernels.
+// Other integers are dimensions, dtypes or bounds of values.
+bool mayBeSize(const c10::Argument& argument) {
+  const auto optional = argument.real_type()->cast<c10::OptionalType>();
+  const auto& type = optional ? optional->getElementType() : argument.real_type();
+  if (const auto list = type->cast<c10::ListType>()) {
+    const auto kind = list->getElementType()->kind();
+    return kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType;
+  }
+  return type->kind() == c10::TypeKind::SymIntType;
+}
+
+class StandIns {
+ public:
+  StandIns(const OperatorHandle& op, const Likeness& likeness)
+      : likeness_{likeness}, trusts_indices_{trustOf(op) == Trust::kIndices || trustOf(op) == Trust::kSegments} {}
+
+  IValue of(const IValue& value, const c10::Argument& argument);
+  Tensor of(const Tensor& tensor, Fill fill_with);
+
+ private:
+  std::size_t findSameData(const Tensor& tensor) const;
+  Tensor make(const Tensor& tensor);
+  Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const;
+  ScalarType dtypeFor(const Tensor& tensor) const;
+  Storage storageOf(const Storage& storage);
+  void setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const;
+
+  Fill fillFor(const Tensor& tensor, const c10::Argument& argument) const;
+
+  const Likeness& likeness_;
+  const bool trusts_indices_;
+  PointerNumbers tensors_;
+  std::vector<Tensor> originals_;
+  std::vector<Tensor> stand_ins_;
+  PointerNumbers storages_;
+  std::vector<Storage> stand_in_storages_;
+};
+
+Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    return realNumber(tensor);
+  }
+  const auto [number, is_new] = tensors_.add(tensor.unsafeGetTensorImpl());
+  if (is_new) {
+    const std::size_t same = findSameData(tensor);
+    originals_.push_back(tensor);
+    if (same < stand_ins_.size()) {
+      const Tensor& other = stand_ins_[same];
+      stand_ins_.push_back(makeStridedTensor(other.storage(), other.scalar_type(), other.sizes(), other.strides(),
+                                             other.storage_offset(), other.key_set() & kLazyBits));
+    } else {
+      stand_ins_.push_back(make(tensor));
+      setValues(tensor, stand_ins_.back(), fill_with);
+    }
+  }
+  return stand_ins_[number];
+}
+
+// Returns the number of an earlier argument with the same data, or the number of arguments so far. With distinct
+// stand-ins, kernels could refuse calls that do nothing, such as `copy_` of a tensor to itself.
+std::size_t StandIns::findSameData(const Tensor& tensor) const {
+  const auto same = std::find_if(originals_.begin(), originals_.end(), [&tensor](const Tensor& other) {
+    return isSameStorage(tensor.storage(), other.storage()) && tensor.storage_offset() == other.storage_offset() &&
+           tensor.sizes().equals(other.sizes()) && tensor.strides().equals(other.strides()) &&
+           tensor.scalar_type() == other.scalar_type() &&
+           (tensor.key_set() & kLazyBits) == (other.key_set() & kLazyBits);
+  });
+  return toSize(same - originals_.begin());
+}
+
+// Called for the next stand-in.
+ScalarType StandIns::dtypeFor(const Tensor& tensor) const {
+  const bool is_changed = likeness_.only.value_or(stand_ins_.size()) == stand_ins_.size();
+  return is_changed ? dtypeOf(tensor.scalar_type(), likeness_.dtypes) : tensor.scalar_type();
+}
+
+Tensor StandIns::make(const Tensor& tensor) {
+  const ScalarType dtype = dtypeFor(tensor);
+  if (!likeness_.scale.keepsAll()) {
+    c10::DimVector sizes(tensor.sizes());
+    std::transform(sizes.begin(), sizes.end(), sizes.begin(),
+                   [this](int64_t size) { return likeness_.scale.of(size); });
+    return makeAlone(tensor, sizes, stridesLike(tensor, sizes));
+  }
+  if (dtype != tensor.scalar_type() || tensor.storage().nbytes() > kSmallStorage || !holdsItsElements(tensor)) {
+    return makeAlone(tensor, tensor.sizes(), tensor.strides());
+  }
+  return makeStridedTensor(storageOf(tensor.storage()), dtype, tensor.sizes(), tensor.strides(),
+                           tensor.storage_offset(), tensor.key_set() & kLazyBits);
+}
+
+Tensor StandIns::makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const {
+  const ScalarType dtype = dtypeFor(tensor);
+  Storage storage = makeZeroStorage(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype)));
+  return makeStridedTensor(std::move(storage), dtype, sizes, strides, /*storage_offset=*/0,
+                           tensor.key_set() & kLazyBits);
+}
+
+Storage StandIns::storageOf(const Storage& storage) {
+  const auto [number, is_new] = storages_.add(storage.unsafeGetStorageImpl());
+  if (is_new) {
+    stand_in_storages_.push_back(makeZeroStorage(storage.nbytes()));
+  }
+  return stand_in_storages_[number];
+}
+
+void StandIns::setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const {
+  if (likeness_.known == nullptr) {
+    fill(stand_in, fill_with);
+  } else if (const Tensor value = (*likeness_.known)(tensor); value.defined()) {
+    copyElements(stand_in, value);
+  } else if (stand_in.storage().nbytes() <= kSmallStorage) {
+    fill(stand_in, fill_with);
+  }
+}
+
+Fill StandIns::fillFor(const Tensor& tensor, const c10::Argument& argument) const {
+  if (isPivots(argument)) {
+    return Fill::kOnes;
+  }
+  return trusts_indices_ && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? Fill::kZeros
+                                                                                             : likeness_.fill;
+}
+
+IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
+  if (isGenerator(argument)) {
+    return value.isNone() || value.toGenerator().device().is_cpu() ? IValue{at::detail::createCPUGenerator()} : value;
+  }
+  if (value.isBool() && argument.name() == "pin_memory") {
+    // Without an accelerator, the kernel must refuse to pin. A fake accelerator has no allocator for pinned memory.
+    return value.toBool() && fakeCudaDeviceCount() == 0;
+  }
+  if (mayBeSize(argument) && value.isInt()) {
+    return likeness_.scale.of(value.toInt());
+  }
+  if (mayBeSize(argument) && value.isIntList()) {
+    std::vector<int64_t> numbers = value.toIntVector();
+    std::transform(numbers.begin(), numbers.end(), numbers.begin(),
+                   [this](int64_t number) { return likeness_.scale.of(number); });
+    return numbers;
+  }
+  return mapTensors(value, [&](const Tensor& tensor) { return of(tensor, fillFor(tensor, argument)); });
+}
+
+// Returns the number of elements from the first to the last one of `tensor`, inclusive: a column of a matrix needs
+// nearly all of its memory.
+double extentOf(const Tensor& tensor) {
+  double extent = 1;
+  for (const auto i : c10::irange(tensor.dim())) {
+    extent += static_cast<double>(tensor.size(i) - 1) * static_cast<double>(tensor.stride(i));
+  }
+  return tensor.numel() == 0 ? 0 : extent;
+}
+
+// Returns true for the flag with which an operator of `Trust::kSegments` does not check its lengths, if these are
+// unknown: no fill adds up to the size that it would expect. It then reads a row of lengths for each row of the data,
+// and refuses other sizes by its checks.
+bool skipsChecks(const OperatorHandle& op,
+                 const c10::Argument& argument,
+                 ArrayRef<IValue> arguments,
+                 const Likeness& likeness) {
+  if (trustOf(op) != Trust::kSegments || argument.name() != "unsafe") {
+    return false;
+  }
+  const Tensor& data = arguments.front().toTensor();
+  return !hasTensor(arguments.slice(1), [&](const Tensor& lengths) {
+    const bool is_known = likeness.known != nullptr && (*likeness.known)(lengths).defined();
+    const bool is_shaped = lengths.dim() > 0 && lengths.dim() <= data.dim() && lengths.numel() > 0;
+    const auto rows = toSize(is_shaped ? lengths.dim() - 1 : 0);
+    return is_known || !is_shaped || data.sizes().slice(0, rows) != lengths.sizes().slice(0, rows);
+  });
+}
+
+}  // namespace
+
+Stack standInsOf(const OperatorHandle& op, c10::ArrayRef<IValue> arguments, const Likeness& likeness) {
+  StandIns stand_ins{op, likeness};
+  Stack stack;
+  stack.reserve(arguments.size());
+  for (const auto i : c10::irange(arguments.size())) {
+    const c10::Argument& argument = op.schema().arguments()[i];
+    stack.push_back(skipsChecks(op, argument, arguments, likeness) ? IValue{true}
+                                                                   : stand_ins.of(arguments[i], argument));
+  }
+  return stack;
+}
+
+std::vector<int64_t> numbersOf(const OperatorHandle& op,
+                               c10::ArrayRef<IValue> arguments,
+                               c10::ArrayRef<IValue> results) {
+  std::vector<int64_t> numbers;
+  const auto add_sizes = [&numbers](const Tensor& tensor) {
+    numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
+  };
+  forEachTensor(arguments, add_sizes);
+  forEachTensor(results, add_sizes);
+  for (const auto i : c10::irange(arguments.size())) {
+    if (!mayBeSize(op.schema().arguments()[i])) {
+      continue;
+    }
+    if (arguments[i].isInt()) {
+      numbers.push_back(arguments[i].toInt());
+    } else if (arguments[i].isIntList()) {
+      const std::vector<int64_t> list = arguments[i].toIntVector();
+      numbers.insert(numbers.end(), list.begin(), list.end());
+    }
+  }
+  numbers.erase(std::remove_if(numbers.begin(), numbers.end(), [](int64_t number) { return number <= 0; }),
+                numbers.end());
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
+double countElements(c10::ArrayRef<IValue> values, const SizeScale& scale) {
+  double count = 0;
+  forEachTensor(values, [&](const Tensor& tensor) {
+    double elements = 1;
+    for (const int64_t size : tensor.sizes()) {
+      elements *= static_cast<double>(scale.of(size));
+    }
+    const bool is_spread = scale.keepsAll() && tensor.layout() == c10::kStrided;
+    count += is_spread ? std::max(elements, extentOf(tensor)) : elements;
+  });
+  return count;
+}
+
+}  // namespace torchext

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "../../core/support/stack_utils.h"
+#include "size_scale.h"
+
+namespace torchext {
+
+// The values of stand-ins. An error that occurs with all of them does not depend on values.
+enum class Fill : std::uint8_t {
+  kIdentity,  // floating point and complex: 1 on the diagonal of the last two dimensions, and 0 elsewhere; 1 everywhere
+              // if there is only one; others: 0, which is an index in range, and a mask that selects nothing
+  kOnes,
+  kZeros,
+};
+
+// The treatment of dtypes.
+enum class Dtypes : std::uint8_t {
+  kKept,
+  kCommon,  // floating point and complex: float32; integers: int64; booleans are kept
+  kFloat,   // all: float32
+};
+
+struct Likeness {
+  Fill fill = Fill::kIdentity;
+  Dtypes dtypes = Dtypes::kKept;
+  SizeScale scale;
+  std::optional<std::size_t> only = std::nullopt;  // the number of the only tensor whose dtype changes
+  // Returns the value that the stand-in of a tensor has, or an undefined tensor. With it, large stand-ins without a
+  // value are zero, so that their memory is not touched.
+  const TensorMapper* known = nullptr;
+};
+
+// Returns the arguments of a call of `op`, with stand-ins in place of tensors: real CPU tensors with the same
+// dimensions, dtypes, strides and shared storages, modified by `likeness`. With smaller sizes they share no storage,
+// unless they have the same data. CPU generators, including None, are replaced by private ones. Wrapped numbers keep
+// their values.
+torch::jit::Stack standInsOf(const c10::OperatorHandle& op,
+                             c10::ArrayRef<c10::IValue> arguments,
+                             const Likeness& likeness);
+
+// Returns the distinct numbers of a call that smaller stand-ins may replace, in ascending order: the sizes of its
+// arguments and results, and the arguments that may be sizes.
+std::vector<int64_t> numbersOf(const c10::OperatorHandle& op,
+                               c10::ArrayRef<c10::IValue> arguments,
+                               c10::ArrayRef<c10::IValue> results);
+
+// Returns the total number of elements in the memory of the stand-ins of `values`, as precisely as a `double` allows.
+double countElements(c10::ArrayRef<c10::IValue> values, const SizeScale& scale);
+
+}  // namespace torchext

@@ -1,0 +1,241 @@
+#include "trials.h"
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/core/enum_tag.h>
+
+#include "../../core/fake/cache/pointer_numbers.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/storage/fake_tensor_impl.h"
+#include "../../core/support/kernel_threads.h"
+#include "../../core/support/locks.h"
+#include "../../core/support/plain_tensors.h"
+#include "../../core/torch_internals/dispatcher_internals.h"
+#include "../../core/torch_internals/error_texts.h"
+#include "../kernels/convolutions.h"
+#include "real_results.h"
+#include "trust.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+namespace {
+
+// The tensors that a call writes according to the operator's schema, in order, as they were before the call.
+class WrittenTensors {
+ public:
+  WrittenTensors(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+
+  // Returns each written tensor if its sizes, strides or storage size have changed, and None in its place otherwise.
+  torch::jit::Stack changed() const;
+
+ private:
+  struct Entry {
+    at::Tensor tensor;
+    c10::DimVector sizes;
+    c10::DimVector strides;
+    std::size_t nbytes;
+  };
+  std::vector<Entry> entries_;
+};
+
+WrittenTensors::WrittenTensors(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (isWritten(op.schema().arguments()[i])) {
+      forEachTensor(arguments[i], [this](const Tensor& tensor) {
+        entries_.push_back(
+            {tensor, c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()), tensor.storage().nbytes()});
+      });
+    }
+  }
+}
+
+Stack WrittenTensors::changed() const {
+  Stack changed;
+  for (const Entry& entry : entries_) {
+    const bool is_same = entry.tensor.sizes() == c10::IntArrayRef(entry.sizes) &&
+                         entry.tensor.strides() == c10::IntArrayRef(entry.strides) &&
+                         entry.tensor.storage().nbytes() == entry.nbytes;
+    changed.push_back(is_same ? IValue{} : IValue{entry.tensor});
+  }
+  return changed;
+}
+
+// The trials that have passed, for all threads. Many calls of different sizes become equal when scaled.
+class Passed {
+ public:
+  bool has(std::size_t hash) {
+    const Locked lock{LockRank::kRefusals};
+    return hashes_.count(hash) != 0;
+  }
+
+  void add(std::size_t hash) {
+    const Locked lock{LockRank::kRefusals};
+    if (hashes_.size() == kMax) {
+      hashes_.clear();
+    }
+    hashes_.insert(hash);
+  }
+
+ private:
+  static constexpr std::size_t kMax = 16384;
+  std::unordered_set<std::size_t> hashes_;
+};
+
+Passed& passed() {
+  static auto* passed = new Passed;  // leaked: threads may run operators until the process ends
+  return *passed;
+}
+
+bool isReplaceable(const Tensor& tensor) {
+  return (tensor.is_cpu() || tensor.is_cuda()) && isPlain(tensor) &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+         !tensor.key_set().has_any(DispatchKeySet({DispatchKey::Python, DispatchKey::ZeroTensor}));
+}
+
+bool canStandIn(const IValue& value) {
+  if (value.isSymInt() || value.isSymFloat() || value.isSymBool() || value.isStorage() || value.isObject()) {
+    return false;
+  }
+  if (value.isDevice()) {
+    return value.toDevice().is_cpu();
+  }
+  bool can = true;
+  forEachTensor(value, [&can](const Tensor& tensor) { can = can && isReplaceable(tensor); });
+  return can;
+}
+
+// Returns true for the operator that opens a file, and creates it if it does not exist.
+bool hasEffects(const OperatorHandle& op) {
+  return op.schema().name() == "aten::from_file";
+}
+
+// Returns true if the arguments are on several devices. A tensor without dimensions may always be on the CPU.
+bool mixesDevices(ArrayRef<IValue> arguments) {
+  std::optional<c10::Device> common;
+  bool mixes = false;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (!tensor.is_cpu() || tensor.dim() > 0) {
+      mixes = mixes || (common && *common != tensor.device());
+      common = tensor.device();
+    }
+  });
+  return mixes;
+}
+
+// Returns true if `results` are plain tensors, each alone on a storage of its size.
+bool areNew(ArrayRef<IValue> results, ArrayRef<IValue> arguments) {
+  PointerNumbers storages;
+  forEachTensor(arguments, [&](const Tensor& tensor) { storages.add(tensor.storage().unsafeGetStorageImpl()); });
+  return std::all_of(results.begin(), results.end(),
+                     [](const IValue& value) { return value.isTensor() || value.isTensorList(); }) &&
+         allTensors(results, [&](const Tensor& tensor) {
+           return isPlain(tensor) && !tensor.key_set().has_any(kLazyBits) && tensor.storage_offset() == 0 &&
+                  tensor.storage().nbytes() == neededBytes(tensor) &&
+                  storages.add(tensor.storage().unsafeGetStorageImpl()).second;
+         });
+}
+
+Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
+  try {
+    Stack stack = standInsOf(op, arguments, likeness);
+    const Stack stand_ins = stack;
+    const WrittenTensors written{op, stack};
+    {
+      const OwnComputation own;
+      // Waking OpenMP's threads takes longer than a cheap trial.
+      const bool only_checks = !likeness.scale.keepsAll();  // smaller results of convolutions are not used
+      const OneThread one_thread{countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack, only_checks)};
+      op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    }
+    const bool are_new = areNew(stack, stand_ins);
+    Stack changed = written.changed();
+    stack.insert(stack.end(), changed.begin(), changed.end());
+    return {std::nullopt, std::move(stack), are_new};
+  } catch (const c10::OutOfMemoryError&) {
+    return {};
+  } catch (const c10::Error& error) {
+    std::string message = error.what_without_backtrace();
+    return isOutOfMemory(message) ? Outcome{} : Outcome{Refusal{std::current_exception(), std::move(message)}, {}};
+  } catch (const std::bad_alloc&) {
+    return {};
+  } catch (const std::exception& error) {
+    return {Refusal{std::current_exception(), error.what()}, {}};
+  }
+}
+
+constexpr std::array<Fill, 3> kFills{Fill::kIdentity, Fill::kOnes, Fill::kZeros};
+
+// The number of tensors whose dtype is changed alone. Lists may have thousands.
+constexpr std::size_t kMostChanged = 8;
+
+}  // namespace
+
+// Enough pivots, zero points between two arguments, different diagonals.
+const OperatorSet expectsValues{
+    "expect values that no fill provides",
+    {"aten::lu_unpack", "aten::fake_quantize_per_channel_affine", "aten::fake_quantize_per_channel_affine_cachemask",
+     "aten::_spdiags", "aten::_padded_dense_to_jagged_forward"}};
+
+bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments, bool knows_integers) {
+  return hasOwnCpuKernel(op) && !op.hasTag(at::Tag::inplace_view) &&
+         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) &&
+         (!expectsValues(op) || knows_integers) && !hasEffects(op) && mayBeTriedOut(op, arguments) &&
+         std::all_of(arguments.begin(), arguments.end(), canStandIn) && !mixesDevices(arguments);
+}
+
+bool hasPassed(std::size_t hash) {
+  return passed().has(hash);
+}
+
+void rememberPassed(std::size_t hash) {
+  passed().add(hash);
+}
+
+bool passes(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
+  return std::any_of(kFills.begin(), kFills.end(), [&](Fill fill) {
+    likeness.fill = fill;
+    return !tryOut(op, arguments, likeness).refusal;
+  });
+}
+
+bool passesWithOtherDtypes(const OperatorHandle& op, ArrayRef<IValue> arguments, const SizeScale& scale) {
+  const auto passes_with = [&](Dtypes dtypes, std::optional<std::size_t> only) {
+    return passes(op, arguments, {Fill::kIdentity, dtypes, scale, only});
+  };
+  std::size_t tensors = 0;
+  forEachTensor(arguments, [&tensors](const Tensor&) { ++tensors; });
+  bool found = passes_with(Dtypes::kCommon, std::nullopt) || passes_with(Dtypes::kFloat, std::nullopt);
+  for (std::size_t i = 0; i < std::min(tensors, kMostChanged) && !found; ++i) {
+    found = passes_with(Dtypes::kFloat, i);
+  }
+  return found;
+}
+
+Outcome outcomeOf(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {
+  std::optional<Refusal> first;
+  bool is_same = true;
+  for (const Fill fill : kFills) {
+    likeness.fill = fill;
+    Outcome outcome = tryOut(op, arguments, likeness);
+    if (!outcome.refusal) {
+      return outcome;
+    }
+    if (!first) {
+      first = std::move(outcome.refusal);
+    } else {
+      is_same = is_same && first->message == outcome.refusal->message;
+    }
+  }
+  const bool is_about_call =
+      is_same || (likeness.known == nullptr && passesWithOtherDtypes(op, arguments, likeness.scale));
+  return is_about_call ? Outcome{std::move(first), {}} : Outcome{};
+}
+
+}  // namespace torchext

@@ -1,0 +1,96 @@
+#pragma once
+
+// Trials of calls on stand-ins: NOTE [Errors of real tensors]. Functions may be called from several threads.
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/Exception.h>
+
+#include "../../core/fake/calls/hidden_keys.h"
+#include "../../core/support/held_warnings.h"
+#include "../../core/support/operator_table.h"
+#include "../../core/support/stack_utils.h"
+#include "size_scale.h"
+#include "stand_ins.h"
+
+namespace torchext {
+
+// The maximum number of elements that arguments and results of a call that will most likely pass may have in a trial.
+constexpr double kCheap = 32768;
+
+// An error raised by a kernel.
+struct Refusal {
+  std::exception_ptr error;
+  std::string message;
+
+  // Returns the message with the backtrace. Looking up function names for it takes milliseconds.
+  std::string messageAndOrigin() const {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& raised) {
+      return raised.what();
+    }
+  }
+};
+
+// The outcome of a trial: a refusal, results, or, if the trial is inconclusive, neither.
+struct Outcome {
+  std::optional<Refusal> refusal;
+  Stack results;
+  bool are_new = false;  // see RealResults
+};
+
+// The thread state during trials.
+class Trial {
+ public:
+  Trial() = default;
+  C10_DISABLE_COPY_AND_ASSIGN(Trial);
+  ~Trial() {
+    warnings_.consume();
+  }
+
+  // Returns the kernels' distinct warnings: a call may be tried out several times.
+  std::vector<c10::Warning> takeWarnings() {
+    std::vector<c10::Warning> different;
+    for (c10::Warning& warning : warnings_.consume()) {
+      const bool is_new = std::none_of(different.begin(), different.end(),
+                                       [&](const c10::Warning& other) { return other.msg() == warning.msg(); });
+      if (is_new) {
+        different.push_back(std::move(warning));
+      }
+    }
+    return different;
+  }
+
+ private:
+  const HiddenCalls keys_;
+  HeldWarnings warnings_;
+};
+
+// The kernels of these operators expect values that no fill provides.
+extern const OperatorSet expectsValues;
+
+// Returns true if the call can be tried out. `knows_integers`: the stand-ins have the values of all integers.
+bool canBeTriedOut(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, bool knows_integers = false);
+
+// Returns results, or a refusal that does not depend on values that the stand-ins lack. If the errors for different
+// fills differ, some of them depend on such values. The first one does not if the call passes with other dtypes.
+Outcome outcomeOf(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, Likeness likeness);
+
+// Returns true if the call passes with one of the fills.
+bool passes(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, Likeness likeness);
+
+// Remembers trials that have passed, by a hash of the call. All threads share it.
+bool hasPassed(std::size_t hash);
+void rememberPassed(std::size_t hash);
+
+// Returns true if the call passes with common dtypes, or with another dtype of one tensor.
+bool passesWithOtherDtypes(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const SizeScale& scale);
+
+}  // namespace torchext

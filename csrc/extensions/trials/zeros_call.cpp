@@ -1,0 +1,267 @@
+#include "zeros_call.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
+
+#include "../../core/fake/calls/hidden_keys.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/storage/fake_storage.h"
+#include "../../core/fake/storage/fake_tensor_impl.h"
+#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/support/plain_tensors.h"
+#include "../../core/support/stack_utils.h"
+
+namespace torchext {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::Storage;
+
+namespace {
+
+// Returns the size of the storage of `tensor` in bytes, or the size that it should have if it is too small for the
+// tensor.
+std::size_t storageBytes(const Tensor& tensor) {
+  return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
+}
+
+// Maps the tensor arguments of a call to CPU zeros of the same geometry. Tensors in `half` are widened to float32.
+class ZeroArguments {
+ public:
+  explicit ZeroArguments(std::optional<c10::ScalarType> half) : half_{half} {}
+
+  Tensor zerosFor(const Tensor& tensor);
+
+  // Returns the argument whose zeros are `real`, or an undefined tensor.
+  Tensor originalOf(const Tensor& real) const;
+
+  // Returns the argument whose zeros share their storage with `real`, or null.
+  const Tensor* baseOf(const Tensor& real) const;
+
+  // Returns true if a view of a real argument is among `results`.
+  bool areRealArgumentsViewedBy(const Stack& results) const;
+
+  // Returns true if the call has not moved any argument to another storage, and has only resized fakes that are not
+  // widened.
+  bool canBeFollowed() const;
+
+  // Gives resized fakes the geometry of their zeros.
+  void resizeOriginals() const;
+
+ private:
+  struct Entry {
+    Tensor original;
+    Tensor zeros;
+    Storage storage;     // the storage on which `zeros` was made
+    std::size_t nbytes;  // of the storage, before the call
+
+    bool isResized() const;
+  };
+  Storage storageFor(const Tensor& tensor) const;
+  bool isWidened(const Tensor& tensor) const {
+    return half_ && tensor.scalar_type() == *half_;
+  }
+
+  const std::optional<c10::ScalarType> half_;
+  std::vector<Entry> entries_;
+};
+
+Storage ZeroArguments::storageFor(const Tensor& tensor) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&tensor](const Entry& entry) {
+    return isSameStorage(entry.original.storage(), tensor.storage());
+  });
+  const std::size_t nbytes = storageBytes(tensor) * (isWidened(tensor) ? 2 : 1);
+  return found == entries_.end() || found->storage.nbytes() < nbytes ? makeZeroStorage(nbytes) : found->storage;
+}
+
+Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
+  for (const Entry& entry : entries_) {
+    if (entry.original.is_same(tensor)) {
+      return entry.zeros;
+    }
+  }
+  Storage storage = storageFor(tensor);
+  const c10::ScalarType dtype = isWidened(tensor) ? c10::kFloat : tensor.scalar_type();
+  Tensor zeros = makeStridedTensor(storage, dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(),
+                                   tensor.key_set() & kLazyBits);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    zeros.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  const std::size_t nbytes = storage.nbytes();
+  entries_.push_back({tensor, std::move(zeros), std::move(storage), nbytes});
+  return entries_.back().zeros;
+}
+
+Tensor ZeroArguments::originalOf(const Tensor& real) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.zeros.is_same(real); });
+  return found == entries_.end() ? Tensor{} : found->original;
+}
+
+const Tensor* ZeroArguments::baseOf(const Tensor& real) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&real](const Entry& entry) { return isSameStorage(entry.storage, real.storage()); });
+  return found == entries_.end() ? nullptr : &found->original;
+}
+
+bool ZeroArguments::areRealArgumentsViewedBy(const Stack& results) const {
+  bool are_shown = false;
+  forEachTensor(results, results.size(), [&](const Tensor& result) {
+    const Tensor* base = baseOf(result);
+    are_shown = are_shown || (base != nullptr && !isFake(*base));
+  });
+  return are_shown;
+}
+
+bool ZeroArguments::Entry::isResized() const {
+  return zeros.sizes() != original.sizes() || zeros.strides() != original.strides() ||
+         zeros.storage_offset() != original.storage_offset() || storage.nbytes() != nbytes;
+}
+
+bool ZeroArguments::canBeFollowed() const {
+  return std::all_of(entries_.begin(), entries_.end(), [this](const Entry& entry) {
+    return isSameStorage(entry.zeros.storage(), entry.storage) && (!entry.isResized() || !isWidened(entry.original)) &&
+           (!entry.isResized() || (isFake(entry.original) && entry.nbytes == entry.original.storage().nbytes()));
+  });
+}
+
+void ZeroArguments::resizeOriginals() const {
+  for (const Entry& entry : entries_) {
+    if (entry.isResized()) {
+      FakeTensorImpl::resizeLike(*entry.original.unsafeGetTensorImpl(), *entry.zeros.unsafeGetTensorImpl(),
+                                 entry.storage.nbytes());
+    }
+  }
+}
+
+bool isPyTorchOperator(const OperatorHandle& op) {
+  constexpr std::array<std::string_view, 3> kNamespaces{"aten", "prims", "quantized"};
+  return isAmong(kNamespaces, namespaceOf(op.operator_name()));
+}
+
+bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
+  std::size_t nbytes = 0;
+  bool are_plain = true;
+  forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
+    are_plain = are_plain && isPlain(tensor) && (!tensor.is_meta() || isFake(tensor));
+    nbytes += are_plain ? storageBytes(tensor) : 0;
+  });
+  return are_plain && nbytes <= kMaxZeroBytes;
+}
+
+Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zeros) {
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  Stack real;
+  for (const auto i : c10::irange(arguments.size())) {
+    if (arguments[i].isDevice()) {
+      real.emplace_back(c10::Device{c10::kCPU});
+    } else if (isGenerator(op.schema().arguments()[i])) {
+      real.emplace_back(at::detail::createCPUGenerator());
+    } else if (arguments[i].isBool() && op.schema().arguments()[i].name() == "pin_memory") {
+      real.emplace_back(false);
+    } else {
+      real.push_back(mapTensors(arguments[i], [&zeros](const Tensor& tensor) { return zeros.zerosFor(tensor); }));
+    }
+  }
+  return real;
+}
+
+// Returns true if the operator returns only plain tensors. Numbers and booleans that a kernel returns depend on values.
+bool areTensors(const OperatorHandle& op, const Stack& results) {
+  bool are_plain = true;
+  forEachTensor(results, results.size(),
+                [&are_plain](const Tensor& result) { are_plain = are_plain && isPlain(result); });
+  const auto& returns = op.schema().returns();
+  return are_plain && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+         });
+}
+
+// Returns false if the operator refuses zeros, or refuses the arguments regardless of their values: NOTE [Errors of
+// real tensors] distinguishes the two.
+bool tryCall(const OperatorHandle& op, Stack& stack) {
+  const HiddenCalls guard;
+  try {
+    const OwnComputation own;
+    op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+// `half` is the dtype of those results of the call that are float32 in the widened call.
+Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device, std::optional<c10::ScalarType> half) {
+  if (Tensor original = zeros.originalOf(real); original.defined()) {
+    return original;
+  }
+  if (const Tensor* base = zeros.baseOf(real)) {
+    return makeFakeView(*base, *real.unsafeGetTensorImpl());
+  }
+  const bool is_widened = half && real.scalar_type() == c10::kFloat;
+  const Tensor own = is_widened ? Tensor{at::detail::empty_strided_meta(real.sizes(), real.strides(), *half)} : real;
+  const std::size_t nbytes = real.storage().nbytes() / (is_widened ? 2 : 1);
+  return makeFakeTensor(makeFakeStorage(nbytes, device), *own.unsafeGetTensorImpl());
+}
+
+// Returns float16 or bfloat16 if it is the only floating-point dtype in the call.
+std::optional<c10::ScalarType> halfOf(c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<c10::ScalarType> half;
+  bool is_only = true;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (c10::isFloatingType(tensor.scalar_type())) {
+      is_only = is_only && c10::isReducedFloatingType(tensor.scalar_type()) &&
+                half.value_or(tensor.scalar_type()) == tensor.scalar_type();
+      half = tensor.scalar_type();
+    }
+  });
+  return is_only ? half : std::nullopt;
+}
+
+std::optional<Stack> tryRun(const OperatorHandle& op,
+                            const Stack& stack,
+                            c10::Device device,
+                            std::optional<c10::ScalarType> half) {
+  ZeroArguments zeros{half};
+  Stack real = withZeros(op, stack, zeros);
+  if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealArgumentsViewedBy(real)) {
+    return std::nullopt;
+  }
+  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device, half); });
+  zeros.resizeOriginals();
+  return real;
+}
+
+}  // namespace
+
+// Excludes operators that draw from the default generator, because running them would advance it.
+bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
+  return isPyTorchOperator(op) && !needsValues(op, stack) &&
+         (!op.hasTag(at::Tag::nondeterministic_seeded) || takesGenerator(op)) && !op.hasTag(at::Tag::inplace_view) &&
+         op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && areSmallAndPlain(op, stack);
+}
+
+std::optional<Stack> tryRunOnZeros(const OperatorHandle& op, const Stack& stack, c10::Device device) {
+  if (!mayRunOnZeros(op, stack)) {
+    return std::nullopt;
+  }
+  auto results = tryRun(op, stack, device, std::nullopt);
+  if (results || device.is_cpu()) {
+    return results;
+  }
+  // Some CUDA kernels support 16-bit dtypes that CPU kernels do not (`multi_margin_loss_backward`).
+  const auto half = halfOf(topOf(stack, op.schema().arguments().size()));
+  return half ? tryRun(op, stack, device, half) : std::nullopt;
+}
+
+}  // namespace torchext

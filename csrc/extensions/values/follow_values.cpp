@@ -1,0 +1,208 @@
+#include "follow_values.h"
+
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/util/irange.h>
+#include <torchext/fake_tensor.h>
+
+#include "../../core/fake/calls/hidden_keys.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/calls/recording.h"
+#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/support/stack_utils.h"
+#include "assumed_values.h"
+#include "known_values.h"
+#include "value_shapes.h"
+
+namespace torchext {
+
+namespace {
+
+bool isMaskDtype(c10::ScalarType dtype) {
+  return dtype == c10::kBool || dtype == c10::kByte;
+}
+
+// Returns how many elements `mask` selects, or nothing if this is neither known nor assumed.
+std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mask, Noting noting) {
+  if (const Tensor value = valueOf(mask); value.defined()) {
+    return countNonzero(value);
+  }
+  return isFake(mask) ? assumedCount(op, mask, noting) : std::nullopt;
+}
+
+// Gives overwritten tensors bytes before a call, so that their new values are recorded. The destructor removes these
+// bytes again unless `keep()` was called.
+class Overwrites {
+ public:
+  Overwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+    for (const auto i : c10::irange(arguments.size())) {
+      if (isWritten(op.schema().arguments()[i])) {
+        forEachTensor(arguments[i], [&](const Tensor& tensor) {
+          if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, i, tensor)) {
+            has_room_ =
+                (coversStorage(tensor) ? makeBytes(tensor, ValueKind::kKnown) : makePart(tensor, ValueKind::kKnown)) &&
+                has_room_;
+            tensors_.push_back(tensor);
+          }
+        });
+      }
+    }
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(Overwrites);
+  ~Overwrites() {
+    for (const Tensor& tensor : tensors_) {
+      forgetElements(tensor);
+    }
+  }
+
+  bool haveRoom() const noexcept {
+    return has_room_;
+  }
+
+  void keep() noexcept {
+    tensors_.clear();
+  }
+
+ private:
+  std::vector<Tensor> tensors_;
+  bool has_room_ = true;
+};
+
+bool isAllOnCpu(ArrayRef<IValue> values) {
+  return !hasTensor(values, [](const Tensor& value) { return !value.is_cpu(); });
+}
+
+// Runs `op` on the known values. Returns nothing if the CPU kernel raises but the fakes are on another device, whose
+// kernel might not raise.
+std::optional<Stack> tryRunOnKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  try {
+    return runOn(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });
+  } catch (const c10::Error&) {
+    if (isAllOnCpu(arguments) && isAllOnCpu(results)) {
+      throw;
+    }
+    return std::nullopt;
+  }
+}
+
+// Stores zeros and ones as fills, or as a repeated element in a large mask or tensor of integers. Returns false for a
+// call that makes or writes other values.
+bool followFill(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const auto fill = results.size() == 1 && results.front().isTensor() ? fillOf(op, arguments) : std::nullopt;
+  if (!fill) {
+    return false;
+  }
+  const Tensor& filled = results.front().toTensor();
+  // A fill of a tensor with a negative bit leaves -0.0 in memory. Existing bytes may be shared with an array.
+  const bool is_new = isMadeByCall(filled, arguments) || (overwritesStorage(op, 0, filled) && !hasValue(filled));
+  if (filled.is_neg() || !is_new) {
+    return false;
+  }
+  if (!isSmall(filled)) {
+    const HiddenCalls guard;
+    setElements(filled, at::full({1}, *fill ? 1 : 0, at::TensorOptions(filled.scalar_type())), ValueKind::kKnown);
+    return true;
+  }
+  setFill(filled, *fill);
+  return true;
+}
+
+// Returns false if the values of the results and of the written arguments are unknown.
+bool followKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  const bool are_small = areSmall(results);
+  if (!canRunOnValues(op) || (!are_small && !mayBeAssumed(results))) {
+    return false;
+  }
+  if (followFill(op, arguments, results)) {
+    return true;
+  }
+  if (!are_small || !areValuesKnown(op, arguments)) {
+    return false;
+  }
+  if (const auto range = rangeOf(op, arguments)) {
+    const auto& [start, end, step] = *range;
+    setRange(results.front().toTensor(), start, end, step);
+    return true;
+  }
+  Overwrites overwrites{op, arguments};
+  const std::optional<Stack> values = overwrites.haveRoom() ? tryRunOnKnown(op, arguments, results) : std::nullopt;
+  if (!values) {
+    return false;
+  }
+  overwrites.keep();
+  giveValues(results, *values, arguments, ValueKind::kKnown);
+  return true;
+}
+
+}  // namespace
+
+void expandMasks(const OperatorHandle& op, Stack& arguments, Noting noting) {
+  const std::size_t count = op.schema().arguments().size();
+  const bool has_fake = hasTensor(topOf(arguments, count), [](const Tensor& tensor) { return isFake(tensor); });
+  if (!has_fake || isRecording() || areValuesKnown(op, topOf(arguments, count))) {
+    return;  // it is run for real, or the values of the result become known
+  }
+  IValue& indices = torch::jit::peek(arguments, 1, count);
+  const Tensor self = torch::jit::peek(arguments, 0, count).toTensor();
+  c10::List<std::optional<Tensor>> expanded;
+  int64_t dim = 0;
+  for (const IValue& element : indices.toListRef()) {
+    const Tensor index = element.isNone() ? Tensor{} : element.toTensor();
+    if (!index.defined() || !isMaskDtype(index.scalar_type())) {
+      expanded.push_back(index.defined() ? std::optional{index} : std::nullopt);
+      ++dim;
+      continue;
+    }
+    if (dim + index.dim() > self.dim() || !index.sizes().equals(self.sizes().slice(toSize(dim), toSize(index.dim())))) {
+      return;  // does not fit
+    }
+    const auto selected = countSelected(op, index, noting);
+    if (!selected) {
+      return;
+    }
+    const FakeFactoriesGuard guard;
+    for (int64_t i = 0; i < index.dim(); ++i, ++dim) {
+      expanded.push_back(at::empty({*selected}, at::TensorOptions(c10::kLong).device(index.device())));
+    }
+  }
+  indices = std::move(expanded);
+}
+
+bool answerForValues(const OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  if (isRecording()) {
+    return false;
+  }
+  const auto arguments = topOf(stack, count);
+  auto results = resultsBySizes(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });
+  if (!results) {
+    results = assumeValues(op, arguments);
+  }
+  if (!results) {
+    return false;
+  }
+  torch::jit::drop(stack, count);
+  std::move(results->begin(), results->end(), std::back_inserter(stack));
+  return true;
+}
+
+void followValues(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (op.hasTag(at::Tag::inplace_view)) {
+    return;  // metadata only
+  }
+  const Stack written = writtenBy(op, arguments);
+  const bool makes = hasTensor(results, [&](const Tensor& result) { return isMadeByCall(result, arguments); });
+  const bool checks = results.empty();  // `_linalg_check_errors` raises an error or does nothing
+  if ((makes || checks || !written.empty()) && !followKnown(op, arguments, results) &&
+      !assumeResults(op, arguments, results, written)) {
+    forgetAll(written);
+  }
+}
+
+}  // namespace torchext
