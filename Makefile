@@ -63,7 +63,7 @@ export TORCHEXT_WERROR := 1
 # Packages and measurements are optimized.
 export TORCHEXT_QUICK := 1
 
-.PHONY: demo test ci rest prepared docs unit examples slowest check package wheels sanitize matrix coverage mutations lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
+.PHONY: demo test ci rest prepared core docs unit examples slowest check package wheels sanitize matrix coverage mutations lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
 # Not for the checks of single files, which a nested make runs: before GNU make 4.4 this applies to all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -96,6 +96,9 @@ unit: build ## Run the everyday tests and the shortest example
 # The compiler, and the installation of tools, leave processors idle in turn.
 prepared: $(VENV)
 	@$(MAKE) --no-print-directory -j 2 IN_PARALLEL=1 $(STATE)/built lint typecheck
+
+core: build $(STATE)/tools ## Build the core of the C++ library without extensions, and run its tests
+	$(PYTHON) -m pytest test/package/test_core.py --tier all
 
 examples: build ## Run the other examples
 	$(PYTHON) examples/eight_gpus.py

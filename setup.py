@@ -43,6 +43,12 @@ WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wsig
 # ---- Targets
 
 
+def library_sources() -> list[str]:
+    """Return the files of the library, or with TORCHEXT_CORE those of its core, which `make core` builds alone."""
+    sources = find_sources("core/") if is_set("TORCHEXT_CORE") else find_sources(without="python")
+    return sources + ["build_tools/write_counts.cpp"] * is_set("TORCHEXT_COVERAGE")
+
+
 def find_sources(folder: str = "", *, without: str = "") -> list[str]:
     """Return our C++ files. One calls PyTorch functions that a build without process groups does not have."""
     from torch import distributed
@@ -78,7 +84,7 @@ def instrumentation() -> list[str]:
 
 
 def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
-    """Return the library, and then the bindings, which are linked against it."""
+    """Return the library, and then the bindings, which are linked against it and which the core does not have."""
     headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("torchext/include/**/*.h")]
     common = {
         "depends": sorted(str(path.relative_to(ROOT)) for path in headers),
@@ -87,7 +93,7 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
     library = Extension(
         name=LIBRARY,
         language="c++",
-        sources=find_sources(without="python") + ["build_tools/write_counts.cpp"] * is_set("TORCHEXT_COVERAGE"),
+        sources=library_sources(),
         include_dirs=cpp_extension.include_paths(),
         library_dirs=cpp_extension.library_paths(),
         libraries=["c10", "torch", "torch_cpu"],
@@ -101,7 +107,7 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
         extra_link_args=["-Wl,-rpath,$ORIGIN/lib", *instrumentation()],
         **common,
     )
-    return [library, bindings]
+    return [library] if is_set("TORCHEXT_CORE") else [library, bindings]
 
 
 # ---- Metadata

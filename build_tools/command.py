@@ -68,7 +68,7 @@ def make_build_command(cpp_extension: ModuleType) -> type:
             extension.library_dirs.append(str(Path(self.build_lib, "torchext", "lib")))
             is_fast = not is_set("TORCHEXT_FILE_BY_FILE") and is_gcc(cpp_extension)
             if is_fast and extension.name == LIBRARY:
-                self._compile_together(*self.extensions)
+                self._compile_together(self.extensions)
             super().build_extension(extension)
 
         def copy_file(self, infile: str, outfile: str, *args: Any, **kwargs: Any) -> tuple[str, bool]:
@@ -78,22 +78,24 @@ def make_build_command(cpp_extension: ModuleType) -> type:
             Path(part).replace(outfile)
             return outfile, True
 
-        def _compile_together(self, library: Extension, bindings: Extension) -> None:
-            """Compile a header for all files, then the files of both extensions together to keep processors busy."""
-            for extension in (library, bindings):
+        def _compile_together(self, extensions: list[Extension]) -> None:
+            """Compile a header for all files, then the files of all extensions together to keep processors busy."""
+            library = extensions[0]
+            for extension in extensions:
                 extension.sources = grouped(extension.sources, Path(self.build_temp, extension.name))
                 # The extension must look the same when setuptools builds it later.
                 flags = extension.extra_compile_args
                 flags = [flag for flag in flags if not flag.startswith("-DTORCH_EXTENSION_NAME=")]
                 extension.extra_compile_args = [*flags, f"--param=ggc-min-heapsize={GCC_MEMORY}"]
             header = self._precompiled(Path("csrc/precompiled.h"), library)
-            for extension in (library, bindings):
+            for extension in extensions:
                 extension.extra_compile_args += ["-include", str(header), "-fpch-preprocess", "-Winvalid-pch"]
             # PyTorch compiles with ccache if available. ccache needs this setting and `-fpch-preprocess` to cache
             # objects that were compiled with a precompiled header.
             os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros,include_file_mtime,include_file_ctime")
             if self.use_ninja:  # without ninja, compiled files would be compiled again
-                self._compile([*bindings.sources, *library.sources], library, self.build_temp)
+                sources = [source for extension in reversed(extensions) for source in extension.sources]
+                self._compile(sources, library, self.build_temp)
 
         def _precompiled(self, header: Path, extension: Extension) -> Path:
             """Compile `header` and return the path to include.

@@ -5,7 +5,6 @@
 
 #include "../core/fake/meta/meta_call.h"
 #include "../core/hooks/hooks.h"
-#include "../core/support/allocation_limit.h"
 #include "collectives/collectives.h"
 #include "composites/composites.h"
 #include "composites/gradient_factories.h"
@@ -19,6 +18,12 @@
 #include "kernels/device_kernels.h"
 #include "layouts/kinds.h"
 #include "memory/memory_counter.h"
+#include "parts/parts_hook.h"
+#include "placement/placed.h"
+#include "support/allocation_limit.h"
+#include "tapes/philox_tape.h"
+#include "tapes/replay_fill.h"
+#include "tapes/twister_tape.h"
 #include "trials/trial_hooks.h"
 #include "values/fake_values.h"
 #include "values/value_shortcuts.h"
@@ -54,6 +59,13 @@ void testAllocations(bool (*is_broken)(std::string_view what) noexcept) {
   all.on_fake_key.add(&registerUnboxedCalls);
   all.on_fake_key.add([] { makeGradientsFake(true); });
   all.on_deferred_init_key.add(&registerResizeOfDeferred);
+  setTape(c10::kCPU, twisterTape());
+  setTape(c10::kCUDA, philoxTape());
+  all.replay_fill = [](const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator) {
+    return replayFill(op, stack, generator);
+  };
+  registerPartRules();
+  registerPlacements();
   registerMemoryCounter();
   all.self_tests.add(&testAllocations);
   return true;

@@ -10,12 +10,12 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
-#include "../core/amp/amp_tensor.h"
-#include "../core/amp/backward.h"
-#include "../core/amp/policies.h"
 #include "../core/amp/region.h"
 #include "../core/support/open_blocks.h"
 #include "../core/support/sizes.h"
+#include "../extensions/amp/amp_tensor.h"
+#include "../extensions/amp/backward.h"
+#include "../extensions/amp/policies.h"
 #include "bind.h"
 #include "block_type.h"
 #include "interpreter.h"

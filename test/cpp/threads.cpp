@@ -20,8 +20,8 @@
 #include <c10/core/InferenceMode.h>
 #include <torchext/torchext.h>
 
-#include "core/deferred_init/explain.h"
 #include "core/fake/storage/storage_memory.h"
+#include "extensions/explanations/explain.h"
 #include "extensions/memory/device_memory.h"
 #include "extensions/memory/real_allocations.h"
 #include "extensions/memory/timeline.h"

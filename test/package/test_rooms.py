@@ -219,6 +219,17 @@ class TestArrows:
         assert not cycle(between_rooms(language.arrows(), rooms))
 
 
+def test_the_core_and_the_libraries_include_no_extension() -> None:
+    allowed = {"core": "core/", "libraries": ("libraries/", "core/support/")}
+    beyond = [
+        arrow
+        for arrow in includes()
+        for folder, where in allowed.items()
+        if arrow.user.startswith(f"{folder}/") and not arrow.used.startswith(where)
+    ]
+    assert not beyond
+
+
 def test_no_module_needs_itself_by_a_detour() -> None:
     assert not cycle(imports())
 

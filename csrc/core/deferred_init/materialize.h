@@ -2,54 +2,52 @@
 
 // Makes recorded values real: permanently, or for a single read.
 
+#include <cstddef>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torchext/macros.h>
+#include <c10/core/Storage.h>
+#include <c10/util/FunctionRef.h>
 
-#include "deferred_init.h"
 #include "graph/op_graph.h"
-#include "place.h"
 #include "replay/replay.h"
 
 namespace torchext {
 
-struct MaterializeOptions {
-  Placement placement;
-  // Keeps the recording, so that the tensors can be deferred again: retained.h.
-  bool retain = false;
-  // Called once for each completed storage.
-  Progress on_done = ignoreProgress;
+// A fake storage to make real.
+struct Pending {
+  c10::Storage fake;
+  StorageValuePtr value;
+  // The requested tensors.
+  std::vector<at::Tensor> tensors;
 };
 
-// Like `materialize(tensors)` of the public API, with options. `placed` move to the placement; `others` stay where they
-// were recorded, unless they share a storage with one of `placed`.
-//
-// If all tensors stay where they were recorded, this is one pass over the graph, and an error leaves all of them
-// unchanged.
-//
-// Otherwise, NOTE [Materializing elsewhere], storages are processed one by one, so that memory holds at most one of
-// them twice. Common inputs are computed again for each storage. All possible checks run before the first change. After
-// a later error, each storage is either complete or unchanged.
-TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
-                              at::ArrayRef<at::Tensor> others,
-                              const MaterializeOptions& options);
+// The fake storages of a request, in order, without duplicates.
+class Request {
+ public:
+  // Adds the storage of `tensor`, unless it is real. Returns its position. Raises ValueError for a fake that is not
+  // deferred.
+  std::optional<std::size_t> add(const at::Tensor& tensor);
 
-// NOTE [Materializing as fakes]
-//
-// A dry run computes no values. While `gives_fakes` is set, `materialize()` on threads in fake_mode drops the
-// recordings, and the tensors become fakes on new storages at the placement, which count as allocations. Other fakes do
-// not change. Nothing is retained. Takes no lock.
-TORCHEXT_API void materializeAsFakes(bool gives_fakes);
-TORCHEXT_API bool materializesAsFakes() noexcept;
+  std::vector<Pending>& storages() noexcept {
+    return storages_;
+  }
 
-// The predicted cost of `evaluate(deferred)`, without computing anything, in bytes: the peak of host memory, including
-// the value itself if it is on the host, and the bytes that all operators write. Raises ValueError if `deferred` is not
-// deferred.
-struct ReplayNeeds {
-  std::size_t peak = 0;
-  std::size_t written = 0;
+ private:
+  std::vector<Pending> storages_;
+  std::unordered_map<const c10::StorageImpl*, std::size_t> places_;
 };
-TORCHEXT_API ReplayNeeds needsOf(const at::Tensor& deferred);
+
+// Computes the values of all storages in one pass over the graph, and then calls `become_real` for each, with a storage
+// that holds its value and has no other reference. An error of the pass leaves everything unchanged. The caller holds
+// the lock `kReplay`.
+void materializeTogether(const std::vector<Pending>& storages,
+                         Progress on_done,
+                         c10::function_ref<void(std::size_t place, const c10::Storage& real)> become_real);
+
+// Raises MaterializationError if `real` is on another device than `fake`.
+void checkFits(const c10::Storage& fake, const c10::Storage& real);
 
 }  // namespace torchext

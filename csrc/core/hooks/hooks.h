@@ -19,8 +19,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -331,6 +333,9 @@ class KernelTrials {
   }
   virtual void refuseIfCheap(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/) const {}
 
+  // Raises the error of real tensors for a call that writes overlapping memory.
+  virtual void refuseOverlap(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) const {}
+
   // Correct the results of the Meta kernel, on top of `stack`: all metadata, or only strides.
   virtual void correct(const RealResults& /*real*/,
                        const c10::OperatorHandle& /*op*/,
@@ -459,6 +464,101 @@ class Collectives {
   ~Collectives() = default;
 };
 
+// ---- Recordings ----
+
+class Box;
+class OpNode;
+class ReplayPlan;
+class Tape;
+struct Demand;
+struct Geometry;
+struct LiveGraph;
+struct PlannedOperator;
+
+// The range of each dimension of a tensor: [first, second).
+using IndexRange = std::pair<std::int64_t, std::int64_t>;
+using IndexRanges = std::vector<IndexRange>;
+
+// How an operator computes a part of its result with the bits of the whole.
+enum class PartRule : std::uint8_t {
+  kNone,       // runs as recorded, on tensors with the recorded strides and alignment
+  kAnyLayout,  // runs as recorded, with the elements of its arguments anywhere in memory
+  kElementwise,
+  kConstant,       // makes a tensor of equal elements
+  kConcatenation,  // `cat` and `stack`
+  kPadding,
+  kRandomFill,
+};
+
+// Computes parts of recorded values, and operators on stretches of random fills. Null without an extension: then a
+// replay computes whole values. Called with the lock `kReplay` held.
+class PartRules {
+ public:
+  constexpr PartRules() = default;
+  C10_DISABLE_COPY_AND_ASSIGN(PartRules);
+
+  // A pure function of the call. Takes at most a microsecond.
+  virtual PartRule ruleOf(const OpNode& node) const = 0;
+  // Returns one demand for each operator of `graph`. The wanted values are needed completely.
+  virtual std::vector<Demand> demandsOf(const LiveGraph& graph) const = 0;
+  // Returns the tensor argument that a call copies, element by element, to a storage that then holds nothing else, on
+  // the same device and in the same dtype. Nothing for other calls.
+  virtual std::optional<std::size_t> copiedArgument(const OpNode& node) const = 0;
+  // Returns an estimate of the bytes that an operator allocates besides its results.
+  virtual std::size_t workspaceOf(const ReplayPlan& plan, const PlannedOperator& planned) const = 0;
+  // Raises an internal error for an inconsistent plan, if plans are checked.
+  virtual void check(const ReplayPlan& plan) const = 0;
+
+  // Returns the elements of each tensor argument that a call needs to write the elements in `ranges`, if any. For an
+  // argument that it writes, `ranges`.
+  virtual std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node,
+                                                               PartRule rule,
+                                                               const IndexRanges& ranges) const = 0;
+  // Writes the elements in `ranges` to `result`, given the elements that are read for them: a tensor for each argument,
+  // undefined if it is not read. Not for random fills.
+  virtual void compute(const OpNode& node,
+                       PartRule rule,
+                       const IndexRanges& ranges,
+                       const std::vector<at::Tensor>& arguments,
+                       const at::Tensor& result) const = 0;
+  // Computes the bytes in `box` of the random fill `node` into `memory`, the bytes of the box. `generator` stands where
+  // the fill begins.
+  virtual void fill(const OpNode& node,
+                    const Box& box,
+                    const c10::Storage& memory,
+                    const at::Generator& generator) const = 0;
+  // Raises `PartsDiffer` if the bits of `result` may be wrong because `node` computed it for a part, or with strides
+  // other than the recorded ones.
+  virtual void checkIsExact(const OpNode& node, const at::Tensor& result) const = 0;
+
+  // Returns true for a random fill that steps may follow: elementwise operators that run on each stretch of it while
+  // that is in the processor's cache.
+  virtual bool mayHaveSteps(const OpNode& fill) const = 0;
+  // Returns the geometry of the result of `node` if it can run as a step on memory of the geometry `shown`, which its
+  // first tensor argument must have; else nothing.
+  virtual std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) const = 0;
+  // Returns true for a step that overwrites its input.
+  virtual bool worksInPlace(const OpNode& step) const = 0;
+  // Runs a fill, whose arguments are on `stack`, and its steps. Returns the storages with the results of the steps, or
+  // nothing, without an effect, if the caller must call the fill.
+  virtual std::optional<std::vector<c10::Storage>> fillWithSteps(const OpNode& fill,
+                                                                 torch::jit::Stack& stack,
+                                                                 const at::Generator& generator,
+                                                                 c10::ArrayRef<const OpNode*> steps) const = 0;
+
+ protected:
+  ~PartRules() = default;
+};
+
+// Computes the random fill `op` with the arguments on `stack` if it can do so faster than PyTorch, with the same bits,
+// and replaces them by the result. Returns false, without an effect, otherwise. Null without an extension.
+using ReplayFill = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
+
+// Materializes tensors in another way. Returns false, without an effect, for the usual way. Null without an extension.
+using MaterializeTensors = bool (*)(at::ArrayRef<at::Tensor> tensors);
+
+// ---- The `Fake` key ----
+
 // Another owner of the `Fake` key.
 class KeyOwners {
  public:
@@ -524,6 +624,11 @@ struct Hooks {
   const Collectives* collectives;
   const KeyOwners* owners;
   MemoryCounter* memory = nullptr;
+  const PartRules* parts = nullptr;
+  ReplayFill replay_fill = nullptr;
+  MaterializeTensors materialize = nullptr;
+  // The kinds of generators, by device type. Null for copies of generators: NOTE [The tape of a generator].
+  std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> tapes{};
   HookList<const LayoutHandler*> layouts{};
   HookList<const CallHandler*> handlers{};
   HookList<FollowCall> followers{};
@@ -538,6 +643,6 @@ struct Hooks {
 };
 
 // Change it only while the library is loaded.
-Hooks& hooks() noexcept;
+TORCHEXT_API Hooks& hooks() noexcept;
 
 }  // namespace torchext

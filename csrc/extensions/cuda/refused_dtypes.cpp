@@ -20,9 +20,9 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/errors.h"
-#include "../../core/support/data_files.h"
 #include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/torch_compat.h"
+#include "../support/data_files.h"
 
 namespace torchext {
 

@@ -12,7 +12,6 @@
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../../core/amp/amp_handler.h"
 #include "../../core/deferred_init/record/recorder.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/fake_handler.h"
@@ -20,6 +19,7 @@
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/marks/tensor_marks.h"
 #include "../../core/support/stack_utils.h"
+#include "../amp/amp_handler.h"
 #include "dispatch_table.h"
 
 namespace torchext {

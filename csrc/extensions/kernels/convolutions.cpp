@@ -19,9 +19,9 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/Storage.h>
 
-#include "../../core/support/kernel_threads.h"
 #include "../../core/support/plain_tensors.h"
 #include "../../core/support/stack_utils.h"
+#include "../support/kernel_threads.h"
 
 namespace torchext {
 

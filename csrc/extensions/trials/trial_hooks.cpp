@@ -1,6 +1,7 @@
 #include "trial_hooks.h"
 
 #include "../../core/hooks/hooks.h"
+#include "memory_overlap.h"
 #include "real_results.h"
 #include "refusals.h"
 #include "zeros_call.h"
@@ -27,6 +28,10 @@ class Trials final : public KernelTrials {
 
   void refuseIfCheap(const OperatorHandle& op, Arguments arguments) const override {
     refuseAsRealIfCheap(op, arguments);
+  }
+
+  void refuseOverlap(const OperatorHandle& op, const Stack& stack) const override {
+    checkMemoryOverlap(op, stack);
   }
 
   void correct(const RealResults& real, const OperatorHandle& op, Stack& stack) const override {

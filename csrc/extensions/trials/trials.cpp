@@ -11,12 +11,12 @@
 #include "../../core/fake/cache/pointer_numbers.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/support/kernel_threads.h"
 #include "../../core/support/locks.h"
 #include "../../core/support/plain_tensors.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../kernels/convolutions.h"
+#include "../support/kernel_threads.h"
 #include "real_results.h"
 #include "trust.h"
 

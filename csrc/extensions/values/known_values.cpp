@@ -18,13 +18,13 @@
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/storage_memory.h"
-#include "../../core/support/allocation_limit.h"
-#include "../../core/support/no_observers.h"
 #include "../../core/support/no_warnings.h"
 #include "../../core/support/operator_table.h"
 #include "../../core/support/plain_tensors.h"
 #include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
+#include "../support/allocation_limit.h"
+#include "../support/no_observers.h"
 
 namespace torchext {
 

@@ -5,10 +5,10 @@
 
 #include "../../core/support/fresh_pages.h"
 #include "../../core/support/sizes.h"
+#include "../../core/support/threads.h"
 #include "fill_method.h"
 #include "pieces.h"
 #include "slices.h"
-#include "threads.h"
 
 namespace torchext {
 

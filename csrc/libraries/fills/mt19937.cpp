@@ -1,8 +1,8 @@
 #include "mt19937.h"
 
-#include "../../core/support/simd_clones.h"
 #include "avx512.h"
 #include "mt19937_avx512.h"
+#include "simd_clones.h"
 
 namespace torchext::mt19937 {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "../../core/support/locks.h"
-#include "../../core/support/simd_clones.h"
 #include "hankel_product.h"
 #include "mt19937.h"
+#include "simd_clones.h"
 
 namespace torchext {
 

@@ -6,11 +6,11 @@
 #include <cstring>
 
 #include "../../core/support/sizes.h"
+#include "../../core/support/threads.h"
 #include "fill_method.h"
 #include "mt19937_jump.h"
 #include "pieces.h"
 #include "slices.h"
-#include "threads.h"
 
 namespace torchext {
 

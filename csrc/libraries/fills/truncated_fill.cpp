@@ -12,6 +12,7 @@
 #include <c10/util/Half.h>
 
 #include "../../core/support/sizes.h"
+#include "../../core/support/threads.h"
 #include "exactness.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"
@@ -19,7 +20,6 @@
 #include "pieces.h"
 #include "random_fill.h"
 #include "slices.h"
-#include "threads.h"
 #include "transforms.h"
 #include "twister.h"
 

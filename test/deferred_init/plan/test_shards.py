@@ -1,4 +1,4 @@
-"""Shards have the bits of the whole tensor at the cost of the shard: csrc/core/deferred_init/plan/demands.h."""
+"""Shards have the bits of the whole tensor at the cost of the shard: csrc/extensions/parts/demands.h."""
 
 from __future__ import annotations
 

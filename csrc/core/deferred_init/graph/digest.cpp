@@ -10,8 +10,8 @@
 #include <ATen/Parallel.h>
 #include <c10/util/ParallelGuard.h>
 
-#include "../../../libraries/fills/threads.h"
 #include "../../support/sizes.h"
+#include "../../support/threads.h"
 #include "../state/real_dispatch.h"
 #include "op_graph.h"
 

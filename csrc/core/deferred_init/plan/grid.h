@@ -21,16 +21,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "../../hooks/hooks.h"
 #include "../../support/sizes.h"
 #include "../graph/op_graph.h"
 
 namespace torchext {
-
-// [first, second)
-using IndexRange = std::pair<std::int64_t, std::int64_t>;
-
-// A range of each dimension of a tensor.
-using IndexRanges = std::vector<IndexRange>;
 
 // Returns the elements of the tensor in `ranges`.
 Geometry narrowed(const Geometry& geometry, const IndexRanges& ranges);

@@ -1,29 +1,17 @@
 #include "replay_plan.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
-#include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
 
 #include "../../support/sizes.h"
 #include "../graph/computed_values.h"
-#include "elementwise_steps.h"
 #include "replay_order.h"
 
 namespace torchext {
 
 namespace {
-
-bool arePlansChecked() noexcept {
-  static const bool are_checked = [] {
-    const char* value = std::getenv("TORCHEXT_CHECK_PLANS");
-    return value != nullptr && std::string_view{value} == "1";
-  }();
-  return are_checked;
-}
 
 // Returns the bytes that an output takes in memory.
 std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optional<RequestedParts>& parts) {
@@ -49,18 +37,6 @@ bool areAmong(const std::optional<RequestedParts>& before, const std::optional<R
                                     [&box](const Box& other) { return other.contains(box); });
     return found != before->boxes.end() && box.contains(*found);
   });
-}
-
-// Returns the bytes of arguments whose values are not read, but must be allocated.
-std::size_t bytesOfUnreadArguments(const PlannedOperator& planned) {
-  std::size_t sum = 0;
-  for (const auto i : c10::irange(planned.reads.size())) {
-    const TensorArgument& argument = planned.node->tensors()[i];
-    const bool is_unread =
-        argument.value != nullptr && planned.reads[i].value == nullptr && planned.node->writtenTo(i) == nullptr;
-    sum += is_unread && argument.geometry().hasElements() ? argument.value->nbytes() : 0;
-  }
-  return sum;
 }
 
 }  // namespace
@@ -111,8 +87,8 @@ void ReplayPlan::plan() {
   countReads();
   std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planWrites(planned); });
   std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planSteps(planned); });
-  if (arePlansChecked()) {
-    checkPlan(*this);
+  if (const PartRules* rules = hooks().parts) {
+    rules->check(*this);
   }
 }
 
@@ -198,7 +174,7 @@ void ReplayPlan::planWrites(PlannedOperator& planned) {
     PlannedValue& written = planned.writes.front();
     planned.way = Way::kTakesOver;
     written.origin = Origin::kTakenOver;
-    written.argument = copiedArgument(*planned.node);
+    written.argument = hooks().parts->copiedArgument(*planned.node);
     written.parts.reset();
     written.nbytes = of(planned.reads[*written.argument]).nbytes;
   }
@@ -214,7 +190,7 @@ bool ReplayPlan::canBeWrittenInPlace(const PlannedOperator& planned,
 
 // A copy of a value without other readers is unnecessary: readers of the copy get the memory itself.
 bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
-  const auto copied = copiedArgument(*planned.node);
+  const auto copied = hooks().parts == nullptr ? std::nullopt : hooks().parts->copiedArgument(*planned.node);
   if (!copied || !planned.reads[*copied].hasWriter()) {
     return false;
   }
@@ -240,7 +216,8 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
 
 // Plans the elementwise operators that follow a fill, each the only reader of the result before it.
 void ReplayPlan::planSteps(PlannedOperator& planned) {
-  if (planned.way != Way::kCall || !mayHaveSteps(*planned.node)) {
+  const PartRules* rules = hooks().parts;
+  if (planned.way != Way::kCall || rules == nullptr || !rules->mayHaveSteps(*planned.node)) {
     return;
   }
   std::optional<Geometry> shown = planned.node->tensors().front().geometry();
@@ -251,11 +228,11 @@ void ReplayPlan::planSteps(PlannedOperator& planned) {
       return;
     }
     PlannedOperator& next = operators_[written.last_use];
-    shown = next.way == Way::kCall ? resultOfStep(*next.node, *shown) : std::nullopt;
+    shown = next.way == Way::kCall ? rules->resultOfStep(*next.node, *shown) : std::nullopt;
     if (!shown || next.writes.front().parts) {
       return;
     }
-    if (worksInPlace(*next.node)) {
+    if (rules->worksInPlace(*next.node)) {
       PlannedValue& result = next.writes.front();
       result.origin = Origin::kInPlace;
       result.argument = 0;
@@ -265,45 +242,6 @@ void ReplayPlan::planSteps(PlannedOperator& planned) {
     planned.steps.push_back(next.place);
     last = &next;
   }
-}
-
-// Returns what an operator allocates besides its results. The allocations inside a kernel are unknown: for a kernel
-// that is neither elementwise nor a fill and makes tensors, the size of its arguments is assumed.
-std::size_t ReplayPlan::workspaceOf(const PlannedOperator& planned) const {
-  if (planned.way == Way::kTakesOver) {
-    return 0;
-  }
-  const OpNode& node = *planned.node;
-  const PartRule rule = partRuleOf(node);
-  const std::size_t itemsize = node.written().front().geometry().dtype.itemsize();
-  const bool is_for_parts = planned.way == Way::kParts;
-  std::size_t largest = planned.writes.front().nbytes;
-  if (is_for_parts) {  // one after the other
-    largest = 0;
-    for (const Box& box : planned.writes.front().parts->boxes) {
-      largest = std::max(largest, box.nbytes());
-    }
-  }
-  const bool reads_parts = std::any_of(planned.reads.begin(), planned.reads.end(),
-                                       [this](const LiveValue& read) { return read.hasWriter() && of(read).parts; });
-  // `checkIsExact()` allocates a Boolean for each element that it checks.
-  std::size_t sum = (is_for_parts || reads_parts) && hasManyNans(node) ? largest / itemsize : 0;
-  if (is_for_parts && rule == PartRule::kElementwise && !node.written().front().is_argument &&
-      !isWrittenDirectly(node)) {
-    sum += largest;
-  }
-  sum += bytesOfUnreadArguments(planned);
-  if (rule == PartRule::kElementwise || node.op().hasTag(at::Tag::pointwise)) {
-    return sum + bytesOfConversions(node, largest / itemsize);
-  }
-  const bool makes_tensors = std::any_of(node.written().begin(), node.written().end(),
-                                         [](const WrittenStorage& written) { return !written.is_argument; });
-  if (makes_tensors && !node.tape() && rule == PartRule::kNone) {
-    for (const LiveValue& argument : planned.reads) {
-      sum += argument.value == nullptr ? 0 : argument.value->nbytes();
-    }
-  }
-  return sum;
 }
 
 // `is_counted(writer, value)` returns true if the memory of the value counts.
@@ -339,7 +277,8 @@ std::size_t ReplayPlan::peakOf(const IsCounted& is_counted) const {
     if (planned.way != Way::kNotAtAll && planned.way != Way::kStep) {
       withSteps(planned, allocate);
       const bool works_there = is_counted(planned, planned.writes.front());
-      peak = std::max(peak, alive + (works_there ? workspaceOf(planned) : 0));
+      peak = std::max(
+          peak, alive + (works_there && hooks().parts != nullptr ? hooks().parts->workspaceOf(*this, planned) : 0));
       withSteps(planned, drop);
     }
   }
@@ -376,119 +315,6 @@ std::size_t ReplayPlan::written() const {
     }
   }
   return sum;
-}
-
-// ---- Checking ----
-
-namespace {
-
-// Returns true if all of `value` that `geometry` shows is computed.
-bool isCovered(const PlannedValue& value, const Geometry& geometry) {
-  if (!value.parts) {
-    return true;
-  }
-  if (value.parts->boxes.empty()) {
-    return !geometry.hasElements();
-  }
-  const auto needed = value.parts->boxes.front().grid().boxOf(geometry);
-  return !needed || std::any_of(value.parts->boxes.begin(), value.parts->boxes.end(),
-                                [&needed](const Box& box) { return box.contains(*needed); });
-}
-
-void checkReads(const ReplayPlan& plan, const PlannedOperator& planned) {
-  const auto& name = planned.node->op().operator_name();
-  for (const auto i : c10::irange(planned.reads.size())) {
-    const LiveValue& read = planned.reads[i];
-    const Geometry& geometry = planned.node->tensors()[i].geometry();
-    if (read.value == nullptr) {
-      continue;
-    }
-    TORCH_INTERNAL_ASSERT(geometry.is_zero || geometry.bytesReached() <= read.value->nbytes(), name,
-                          " reads beyond the end of a storage.");
-    if (!read.hasWriter()) {
-      continue;
-    }
-    TORCH_INTERNAL_ASSERT(read.writer < planned.place, name, " reads a value that has not been written yet.");
-    TORCH_INTERNAL_ASSERT(plan.of(read).last_use >= planned.place, name, " reads a value that has been dropped.");
-    TORCH_INTERNAL_ASSERT(planned.way == Way::kParts || isCovered(plan.of(read), geometry), name,
-                          " reads a part that is not computed.");
-  }
-}
-
-void checkParts(const ReplayPlan& plan, const PlannedOperator& planned) {
-  const OpNode& node = *planned.node;
-  TORCH_INTERNAL_ASSERT(planned.writes.size() == 1 && isForParts(planned.rule), node.op().operator_name(),
-                        " cannot be run for a part.");
-  for (Box box : planned.writes.front().parts->boxes) {
-    const auto ranges =
-        planned.rule == PartRule::kRandomFill ? std::nullopt : box.widenToElementsOf(writtenGeometry(node));
-    const auto reads = ranges ? readsForPart(node, planned.rule, *ranges) : std::vector<std::optional<IndexRanges>>{};
-    for (const auto i : c10::irange(reads.size())) {
-      TORCH_INTERNAL_ASSERT(!reads[i] || !planned.reads[i].hasWriter() ||
-                                isCovered(plan.of(planned.reads[i]), narrowed(node.tensors()[i].geometry(), *reads[i])),
-                            node.op().operator_name(), " reads an uncomputed part to compute a part.");
-    }
-  }
-}
-
-void checkWrites(const ReplayPlan& plan, const PlannedOperator& planned) {
-  std::vector<const PlannedValue*> taken;
-  for (const PlannedValue& written : planned.writes) {
-    if (!written.isTaken() && written.origin != Origin::kResized) {
-      continue;
-    }
-    const PlannedValue& before = plan.of(planned.reads[*written.argument]);
-    TORCH_INTERNAL_ASSERT(before.last_use == planned.place && !before.isKept(), planned.node->op().operator_name(),
-                          " overwrites a value that is read afterwards.");
-    TORCH_INTERNAL_ASSERT(std::find(taken.begin(), taken.end(), &before) == taken.end(),
-                          planned.node->op().operator_name(), " writes two values into the same memory.");
-    taken.push_back(&before);
-  }
-}
-
-void checkSteps(const ReplayPlan& plan, const PlannedOperator& planned, std::vector<std::size_t>& runs) {
-  const PlannedOperator* last = &planned;
-  for (const std::size_t step : planned.steps) {
-    const PlannedOperator& next = plan.operators()[step];
-    const PlannedValue& between = last->writes.front();
-    TORCH_INTERNAL_ASSERT(next.way == Way::kStep && next.reads.front().writer == last->place && between.reads == 1 &&
-                              !between.isKept() && !between.parts && !next.writes.front().parts,
-                          next.node->op().operator_name(), " is not a step of the operator before it.");
-    runs[step] += 1;
-    last = &next;
-  }
-}
-
-}  // namespace
-
-void checkPlan(const ReplayPlan& plan) {
-  std::vector<std::size_t> runs(plan.operators().size(), 0);
-  std::size_t dropped = 0;
-  std::size_t needed = 0;
-  for (const PlannedOperator& planned : plan.operators()) {
-    runs[planned.place] += planned.way == Way::kStep ? 0 : 1;
-    checkSteps(plan, planned, runs);
-    if (planned.way != Way::kNotAtAll) {
-      checkReads(plan, planned);
-      checkWrites(plan, planned);
-    }
-    if (planned.way == Way::kParts) {
-      checkParts(plan, planned);
-    }
-    for (const LiveValue& value : planned.last_uses) {
-      TORCH_INTERNAL_ASSERT(plan.of(value).last_use == planned.place);
-    }
-    dropped += planned.last_uses.size();
-    needed += toSize(std::count_if(planned.writes.begin(), planned.writes.end(),
-                                   [](const PlannedValue& one) { return one.value != nullptr; }));
-  }
-  TORCH_INTERNAL_ASSERT(std::all_of(runs.begin(), runs.end(), [](std::size_t count) { return count == 1; }),
-                        "An operator of a plan is run twice, or never.");
-  TORCH_INTERNAL_ASSERT(dropped == needed, "A value of a plan is dropped twice, or never.");
-  for (const LiveValue& value : plan.wanted()) {
-    TORCH_INTERNAL_ASSERT(!value.hasWriter() || (plan.of(value).is_wanted && !plan.of(value).parts),
-                          "A wanted value is not computed as a whole.");
-  }
 }
 
 }  // namespace torchext

@@ -19,8 +19,8 @@
 #include <optional>
 #include <vector>
 
-#include "demands.h"
 #include "liveness.h"
+#include "parts.h"
 
 namespace torchext {
 
@@ -129,8 +129,8 @@ class ReplayPlan {
   // Returns the same plan, except that those of them that run for parts run as recorded.
   ReplayPlan withoutParts(std::size_t place) const;
 
-  // The peak of memory in bytes, including the wanted values. Allocations inside kernels are estimated: see
-  // workspaceOf().
+  // The peak of memory in bytes, including the wanted values. Allocations inside kernels are estimated:
+  // PartRules::workspaceOf().
   std::size_t peak() const;
 
   // The peak of host memory only.
@@ -147,7 +147,6 @@ class ReplayPlan {
   bool takesOver(const PlannedOperator& planned) const;
   bool canBeWrittenInPlace(const PlannedOperator& planned, const LiveValue& before, const PlannedValue& after) const;
   void planSteps(PlannedOperator& planned);
-  std::size_t workspaceOf(const PlannedOperator& planned) const;
   template <typename IsCounted>
   std::size_t peakOf(const IsCounted& is_counted) const;
 
@@ -161,10 +160,5 @@ class ReplayPlan {
 
 // Returns true if `value` may be read again, because a tensor shows it, and is small enough for the cache.
 bool shouldCache(const StorageValue& value);
-
-// Raises an internal error for an inconsistent plan: reads beyond a storage, before a write or after a drop; parts that
-// are read but not computed; memory that two values claim; a value that is dropped twice, or never. With the
-// environment variable TORCHEXT_CHECK_PLANS=1, which our tests set, each new plan is checked.
-void checkPlan(const ReplayPlan& plan);
 
 }  // namespace torchext

@@ -1,28 +1,20 @@
 #include "tape.h"
 
-#include <array>
-
 #include <ATen/Context.h>
 
+#include "../../fake/calls/op_traits.h"
+#include "../../hooks/hooks.h"
+#include "../../support/sizes.h"
 #include "copied_tape.h"
 
 namespace torchext {
 
-namespace {
-
-std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)>& tapes() {
-  static std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> tapes{};
-  return tapes;
-}
-
-}  // namespace
-
 void setTape(c10::DeviceType device, const Tape& tape) {
-  tapes().at(static_cast<std::size_t>(device)) = &tape;
+  hooks().tapes.at(static_cast<std::size_t>(device)) = &tape;
 }
 
 const Tape& tapeOf(c10::DeviceType device) {
-  const Tape* tape = tapes().at(static_cast<std::size_t>(device));
+  const Tape* tape = hooks().tapes.at(static_cast<std::size_t>(device));
   return tape == nullptr ? copiedTape() : *tape;
 }
 
@@ -43,6 +35,14 @@ PrivateGenerators& TapeReader::generatorsOf(const Tape& tape) {
     generators = tape.makeGenerators();
   }
   return *generators;
+}
+
+void callWithGenerator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator) {
+  const ReplayFill fill = hooks().replay_fill;
+  if (fill == nullptr || !fill(op, stack, generator)) {
+    stack[toSize(generatorArgument(op.schema()))] = generator;
+    op.callBoxed(stack);
+  }
 }
 
 }  // namespace torchext

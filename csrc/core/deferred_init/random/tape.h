@@ -9,11 +9,9 @@
 // private generator placed at that position. Code that inspects the generator in the meantime (`torch.get_rng_state()`,
 // `fork_rng()`, `manual_seed()`) finds the same state as in eager construction.
 //
-// The representation of a position depends on the kind of generator, and each kind has a file:
-//
-//   * `twister_tape.h`: MT19937, the generator of the CPU;
-//   * `philox_tape.h`: Philox, the generator of CUDA;
-//   * `copied_tape.h`: any other. A position is a copy of the generator; operators must run to move it.
+// The representation of a position depends on the kind of generator. By default, it is a copy of the generator, and
+// operators must run to move it (`copied_tape.h`). An extension has tapes for MT19937, the generator of the CPU, and
+// for Philox, that of CUDA.
 
 #include <cstdint>
 #include <memory>
@@ -164,5 +162,9 @@ class DefaultGeneratorAt {
   at::Generator generator_;
   TapePositionPtr previous_;
 };
+
+// Calls `op` with the arguments on `stack`, with `generator` in place of its generator, or computes the call by the
+// hook `replay_fill`.
+void callWithGenerator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
 
 }  // namespace torchext

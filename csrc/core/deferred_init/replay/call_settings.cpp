@@ -4,7 +4,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "../plan/part_rules.h"
+#include "../plan/parts.h"
 
 namespace torchext {
 

@@ -19,10 +19,7 @@
 #include "../../support/no_warnings.h"
 #include "../../support/stack_utils.h"
 #include "../graph/computed_values.h"
-#include "../plan/elementwise_steps.h"
-#include "../random/replay_fill.h"
 #include "call_settings.h"
-#include "part_calls.h"
 
 namespace torchext {
 
@@ -278,7 +275,7 @@ void Replay::runOnce(const PlannedOperator& planned) {
     call(node, stack);
   }
   if (readsParts(planned)) {
-    forEachTensor(stack, stack.size(), [&node](const Tensor& result) { checkIsExact(node, result); });
+    forEachTensor(stack, stack.size(), [&node](const Tensor& result) { hooks().parts->checkIsExact(node, result); });
   }
   storeOutputs(planned, tensors, stack, writable);
   if (has_run_steps) {
@@ -296,30 +293,15 @@ bool Replay::readsParts(const PlannedOperator& planned) const {
 
 // Returns false, without an effect, if the caller must call the fill.
 bool Replay::fillWithSteps(const PlannedOperator& planned, Stack& stack) {
-  struct Running {
-    ElementwiseStep step;
-    Storage source;
-    Storage result;
-  };
-  std::vector<Running> steps;
-  Storage storage = stack.front().toTensor().storage();
+  std::vector<const OpNode*> steps;
   for (const std::size_t place : planned.steps) {
-    ElementwiseStep step{*plan_.operators()[place].node};
-    const Storage result = step.resultFor(storage);
-    steps.push_back({std::move(step), std::exchange(storage, result), result});
+    steps.push_back(plan_.operators()[place].node);
   }
-  const auto after = [&steps](std::int64_t begin, std::int64_t end) {
-    for (const Running& one : steps) {
-      one.step.compute(one.source, one.result, begin, end);
-    }
-  };
-  if (!replayFill(planned.node->op(), stack, tape_.moveTo(*planned.node->tape()), after)) {
-    return false;
+  auto results = hooks().parts->fillWithSteps(*planned.node, stack, tape_.moveTo(*planned.node->tape()), steps);
+  for (const auto i : c10::irange(results ? results->size() : 0)) {
+    parts_.of(planned.steps[i]).front() = {{std::move((*results)[i]), std::nullopt}};
   }
-  for (const auto i : c10::irange(steps.size())) {
-    parts_.of(planned.steps[i]).front() = {{steps[i].result, std::nullopt}};
-  }
-  return true;
+  return results.has_value();
 }
 
 void Replay::call(const OpNode& node, Stack& stack) {
@@ -351,7 +333,7 @@ void Replay::runForParts(const PlannedOperator& planned) {
 void Replay::computePartOf(const PlannedOperator& planned, const Part& part) {
   const OpNode& node = *planned.node;
   if (planned.rule == PartRule::kRandomFill) {
-    fillPart(node, *part.box, part.storage, tape_.placedAt(*node.tape()));
+    hooks().parts->fill(node, *part.box, part.storage, tape_.placedAt(*node.tape()));
     return;
   }
   const auto ranges = Box{*part.box}.widenToElementsOf(writtenGeometry(node));
@@ -359,7 +341,7 @@ void Replay::computePartOf(const PlannedOperator& planned, const Part& part) {
     return;
   }
   const std::vector<Parts> writable{{part}};
-  const auto reads = readsForPart(node, planned.rule, *ranges);
+  const auto reads = hooks().parts->readsForPart(node, planned.rule, *ranges);
   std::vector<Tensor> arguments(reads.size());
   for (const auto i : c10::irange(reads.size())) {
     if (reads[i]) {
@@ -367,7 +349,7 @@ void Replay::computePartOf(const PlannedOperator& planned, const Part& part) {
     }
   }
   const Geometry written = narrowed(writtenGeometry(node), *ranges);
-  computePart(node, planned.rule, *ranges, arguments, tensorIn(part, written));
+  hooks().parts->compute(node, planned.rule, *ranges, arguments, tensorIn(part, written));
 }
 
 // ---- Arguments ----

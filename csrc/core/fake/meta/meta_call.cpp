@@ -25,7 +25,6 @@
 #include "../storage/fake_tensor_impl.h"
 #include "../storage/storage_memory.h"
 #include "device_rules.h"
-#include "memory_overlap.h"
 #include "meta_kernel.h"
 #include "shadows.h"
 #include "written_arguments.h"
@@ -413,7 +412,7 @@ MetaPlan planOnMeta(const OperatorHandle& op, const Stack& stack) {
   try {
     checkCanBeFaked(op, stack);
     refuseToWriteIntoRealTensors(op, stack);
-    checkMemoryOverlap(op, stack);
+    hooks().trials->refuseOverlap(op, stack);
     return {nullptr, DeviceRules{op, stack}.outputDevice(), metadataKernelFor(op, stack)};
   } catch (const c10::Error&) {
     return {std::current_exception()};

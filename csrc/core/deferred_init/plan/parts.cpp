@@ -1,0 +1,33 @@
+#include "parts.h"
+
+#include <algorithm>
+
+namespace torchext {
+
+bool Demand::isNothing() const {
+  return !outputs.empty() &&
+         std::all_of(outputs.begin(), outputs.end(),
+                     [](const std::optional<RequestedParts>& parts) { return parts && parts->boxes.empty(); });
+}
+
+std::vector<Demand> wholeValues(const LiveGraph& graph) {
+  std::vector<Demand> demands(graph.operators.size());
+  for (const LiveOperator& live : graph.operators) {
+    demands[live.place].outputs.resize(live.node->written().size());
+  }
+  return demands;
+}
+
+std::vector<Demand> demandsOf(const LiveGraph& graph) {
+  return hooks().parts == nullptr ? wholeValues(graph) : hooks().parts->demandsOf(graph);
+}
+
+PartRule partRuleOf(const OpNode& node) {
+  return hooks().parts == nullptr ? PartRule::kNone : hooks().parts->ruleOf(node);
+}
+
+const Geometry& writtenGeometry(const OpNode& node) {
+  return node.written().front().geometry();
+}
+
+}  // namespace torchext

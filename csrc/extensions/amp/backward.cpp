@@ -1,0 +1,63 @@
+#include "backward.h"
+
+#include <atomic>
+#include <optional>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+
+#include "../../core/amp/region.h"
+#include "../../core/torch_internals/autograd.h"
+
+namespace torchext {
+
+namespace {
+
+// Process-wide, for threads of the autograd engine, which have no reference to their pass.
+std::atomic<int> passes_that_create_graphs{0};
+
+// The innermost state. A thread of the autograd engine has none for its part of a pass.
+thread_local std::optional<BackwardState> current;
+
+// The engine enables grad mode only for a pass that creates a graph.
+bool isRecomputingByHand() {
+  const bool creates_graph = current ? current->creates_graph : passes_that_create_graphs > 0;
+  return c10::GradMode::is_enabled() && !creates_graph && isInUsersBackward();
+}
+
+}  // namespace
+
+BackwardGuard::BackwardGuard(bool creates_graph)
+    : creates_graph_{creates_graph},
+      previous_{std::exchange(current, BackwardState{false, false, creates_graph, regionDepth()})} {
+  passes_that_create_graphs += creates_graph_ ? 1 : 0;
+}
+
+BackwardGuard::~BackwardGuard() {
+  passes_that_create_graphs -= creates_graph_ ? 1 : 0;
+  current = previous_;
+}
+
+RecomputationGuard::RecomputationGuard(bool has_region_decided)
+    : previous_{std::exchange(current, BackwardState{true, has_region_decided, false, regionDepth()})} {}
+
+RecomputationGuard::~RecomputationGuard() {
+  current = previous_;
+}
+
+bool isInBackward() {
+  if (!isRunningBackward()) {
+    return false;
+  }
+  return !(current && current->is_recomputation) && !isRecomputingByHand();
+}
+
+bool isInUsersBackward() {
+  return !isRunningPyTorchsNode();
+}
+
+bool isRegionDeciding() noexcept {
+  return current ? current->has_region_decided || regionDepth() > current->depth : regionDepth() > 0;
+}
+
+}  // namespace torchext

@@ -1,0 +1,173 @@
+#include "policies.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <torch/library.h>
+
+#include "../../core/support/locks.h"
+#include "../../core/support/stack_utils.h"
+#include "../../core/torch_internals/autocast_mode.h"
+#include "policy_probe.h"
+
+namespace torchext {
+
+using at::ScalarType;
+using c10::DeviceType;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorName;
+
+namespace {
+
+using Registered = std::map<std::pair<std::string, DeviceType>, CastPolicy>;
+
+Registered& registered() {
+  static auto* all = new Registered;
+  return *all;
+}
+
+std::pair<std::string, DeviceType> entryOf(const OperatorName& name, DeviceType device_type) {
+  return {c10::toString(name), device_type};
+}
+
+DeviceType deviceTypeOf(DispatchKey key) {
+  const auto& all = autocast::supported_devices();
+  const auto found = std::find_if(all.begin(), all.end(), [key](DeviceType device_type) {
+    return autocast::get_autocast_dispatch_key_from_device_type(device_type) == key;
+  });
+  TORCH_INTERNAL_ASSERT(found != all.end());
+  return *found;
+}
+
+// Returns the widest of the dtypes that autocast casts between. Different lower precisions promote to float32.
+ScalarType widestDtype(const Stack& stack, std::size_t count, DeviceType device_type) {
+  auto widest = ScalarType::Undefined;
+  forEachTensor(stack, count, [&widest, device_type](const Tensor& tensor) {
+    const ScalarType dtype = tensor.scalar_type();
+    const bool is_one = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+    if (is_one && autocast::is_eligible(tensor, device_type)) {
+      widest = widest == ScalarType::Undefined ? dtype : c10::promoteTypes(widest, dtype);
+    }
+  });
+  return widest;
+}
+
+template <CastPolicy kPolicy>
+ScalarType targetDtype(const Stack& stack, std::size_t count, DeviceType device_type) {
+  if (kPolicy == CastPolicy::kLowerPrecision) {
+    return autocast::get_autocast_dtype(device_type);
+  }
+  return kPolicy == CastPolicy::kFloat32 ? at::kFloat : widestDtype(stack, count, device_type);
+}
+
+// The kernel for an `Autocast*` key of operators that follow the policy.
+template <CastPolicy kPolicy>
+void castAndRun(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  // `torch.compile` calls kernels by name (`callBoxedForDispatchKey()`), with keys that may be above theirs.
+  const DispatchKey key = (keys & c10::autocast_dispatch_keyset).highestPriorityTypeId();
+  const DeviceType device_type = deviceTypeOf(key);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast{key};
+  const std::size_t count = op.schema().arguments().size();
+  const ScalarType dtype = targetDtype<kPolicy>(*stack, count, device_type);
+  if (dtype != ScalarType::Undefined) {
+    mapTensors(*stack, count, [dtype, device_type](const Tensor& tensor) {
+      return autocast::cached_cast(dtype, tensor, device_type);
+    });
+  }
+  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, key}, stack);
+}
+
+torch::CppFunction kernelOf(CastPolicy policy) {
+  switch (policy) {
+    case CastPolicy::kLowerPrecision:
+      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kLowerPrecision>>();
+    case CastPolicy::kFloat32:
+      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kFloat32>>();
+    case CastPolicy::kPromote:
+      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kPromote>>();
+    default:
+      TORCH_INTERNAL_ASSERT(false);
+  }
+}
+
+OperatorHandle findOperator(const OperatorName& name) {
+  const auto op = c10::Dispatcher::singleton().findSchema(name);
+  TORCH_CHECK_VALUE(op.has_value(), "There is no operator `", name,
+                    "`. Define it first, with torch.library or TORCH_LIBRARY, and pass its name with the namespace and "
+                    "the overload, as in 'aten::add.Tensor'.");
+  return *op;
+}
+
+void checkFree(const OperatorHandle& op, DeviceType device_type) {
+  const auto& policies = registered();
+  const auto name = c10::DeviceTypeName(device_type, /*lower_case=*/true);
+  TORCH_CHECK_VALUE(policies.count(entryOf(op.operator_name(), device_type)) == 0, "`", op.operator_name(),
+                    "` has a policy for '", name, "' already. A policy can be registered once per process.");
+  TORCH_CHECK_VALUE(!op.hasKernelForDispatchKey(autocast::get_autocast_dispatch_key_from_device_type(device_type)), "`",
+                    op.operator_name(), "` has an autocast kernel for '", name,
+                    "' already, from PyTorch or torch.library.register_autocast(). torchext.amp.policy() returns its "
+                    "policy.");
+}
+
+// Checks that `op` neither writes nor returns views of its arguments, because a cast is another tensor.
+void checkSharesNothing(const OperatorHandle& op) {
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    TORCH_CHECK_VALUE(argument.alias_info() == nullptr, "`", op.operator_name(), "` ",
+                      isWritten(argument) ? "writes into" : "returns a view of", " its argument `", argument.name(),
+                      "`, but a policy would replace this argument by a cast. Register policies for operators that "
+                      "return new tensors.");
+  }
+}
+
+void addKernel(const OperatorHandle& op, CastPolicy policy, DeviceType device_type) {
+  // Operators without a kernel fall through.
+  if (policy == CastPolicy::kFallthrough) {
+    return;
+  }
+  const std::string& name = op.operator_name().name;
+  const std::string name_space = name.substr(0, name.find("::"));
+  const DispatchKey key = autocast::get_autocast_dispatch_key_from_device_type(device_type);
+  // Leaked: the registration lives as long as the process.
+  auto* library = new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+  library->impl(c10::toString(op.operator_name()).c_str(), kernelOf(policy));
+}
+
+}  // namespace
+
+void registerPolicy(const std::vector<OperatorName>& operators,
+                    CastPolicy policy,
+                    const std::vector<DeviceType>& device_types) {
+  const Locked lock{LockRank::kPolicies};
+  for (const OperatorName& name : operators) {
+    const OperatorHandle op = findOperator(name);
+    if (policy != CastPolicy::kFallthrough) {
+      checkSharesNothing(op);
+    }
+    for (const DeviceType device_type : device_types) {
+      checkFree(op, device_type);
+    }
+  }
+  for (const OperatorName& name : operators) {
+    for (const DeviceType device_type : device_types) {
+      addKernel(findOperator(name), policy, device_type);
+      registered().emplace(entryOf(name, device_type), policy);
+    }
+  }
+}
+
+CastPolicy policyOf(const OperatorName& name, DeviceType device_type) {
+  const OperatorHandle op = findOperator(name);
+  {
+    const Locked lock{LockRank::kPolicies};
+    const auto& policies = registered();
+    const auto found = policies.find(entryOf(name, device_type));
+    if (found != policies.end()) {
+      return found->second;
+    }
+  }
+  return probeKernel(op, device_type);
+}
+
+}  // namespace torchext

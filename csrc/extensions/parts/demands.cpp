@@ -1,0 +1,380 @@
+#include "demands.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <ATen/core/enum_tag.h>
+#include <c10/util/irange.h>
+
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/support/sizes.h"
+#include "part_rules.h"
+
+namespace torchext {
+
+namespace {
+
+// Parts of smaller storages are not computed separately.
+constexpr std::size_t kMinBytesForParts = 1024;  // bytes
+
+// Returns true if the tensor shows at most three quarters of the storage.
+bool isMuchSmaller(const Geometry& geometry, std::size_t nbytes) {
+  std::size_t shown = geometry.dtype.itemsize();
+  for (const auto i : c10::irange(geometry.sizes.size())) {
+    shown *= toSize(geometry.strides[i] == 0 ? 1 : geometry.sizes[i]);
+  }
+  return shown <= nbytes / 4 * 3;
+}
+
+bool readsPart(const LiveOperator& live, std::size_t tensor) {
+  const LiveValue& argument = live.arguments[tensor];
+  return argument.hasWriter() && argument.value->nbytes() >= kMinBytesForParts &&
+         isMuchSmaller(live.node->tensors()[tensor].geometry(), argument.value->nbytes()) &&
+         live.node->writtenTo(tensor) == nullptr;
+}
+
+bool readsAnyPart(const LiveOperator& live) {
+  for (const auto i : c10::irange(live.arguments.size())) {
+    if (readsPart(live, i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The requested parts of one value.
+class RequestedBoxes {
+ public:
+  // Adds a box, merged with nearby boxes.
+  void add(Box box) {
+    if (std::any_of(boxes_.begin(), boxes_.end(), [&box](const Box& other) { return other.contains(box); })) {
+      return;
+    }
+    for (auto near = boxes_.end(); (near = findNear(box)) != boxes_.end();) {
+      box = box.with(*near);
+      boxes_.erase(near);
+    }
+    boxes_.push_back(std::move(box));
+    constexpr std::size_t kManyBoxes = 64;
+    if (boxes_.size() > kManyBoxes || isMost()) {
+      const Box whole = boxes_.front().grid().whole();
+      boxes_.assign(1, whole);
+    }
+  }
+
+  // Adds a box, merged with all that overlap it, and returns the result.
+  Box addWithAll(Box box) {
+    const auto overlaps = [&box](const Box& other) { return box.overlaps(other); };
+    for (auto other = boxes_.end(); (other = std::find_if(boxes_.begin(), boxes_.end(), overlaps)) != boxes_.end();) {
+      box = box.with(*other);
+      boxes_.erase(other);
+    }
+    boxes_.push_back(box);
+    return box;
+  }
+
+  const std::vector<Box>& boxes() const noexcept {
+    return boxes_;
+  }
+
+  bool isAll() const {
+    return boxes_.size() == 1 && boxes_.front().contains(boxes_.front().grid().whole());
+  }
+
+ private:
+  // Finds a box whose union with `box` has few bytes that are not requested. That includes every box within it, even a
+  // narrow one: the loop of `visitOutput()` ends only because a wider box replaces the one that it was made from.
+  std::vector<Box>::iterator findNear(const Box& box) {
+    return std::find_if(boxes_.begin(), boxes_.end(), [&box](const Box& other) {
+      const std::size_t sum = box.nbytes() + other.nbytes();
+      return box.with(other).nbytes() <= sum + sum / 8;
+    });
+  }
+
+  bool isMost() const {
+    std::size_t sum = 0;
+    for (const Box& box : boxes_) {
+      sum += box.nbytes();
+    }
+    return sum > boxes_.front().grid().storageBytes() / 4 * 3;
+  }
+
+  std::vector<Box> boxes_;
+};
+
+// Visits a graph twice. The forward pass determines which values belong to one storage and how tensors show them; the
+// backward pass propagates the demands.
+class DemandPass {
+ public:
+  explicit DemandPass(const LiveGraph& graph) : graph_{graph}, chain_of_{graph}, requested_{graph} {}
+
+  std::vector<Demand> run() {
+    for (const LiveOperator& live : graph_.operators) {
+      addToChains(live);
+    }
+    makeGrids();
+    for (const LiveValue& value : graph_.wanted) {
+      requestAll(value);
+    }
+    std::vector<Demand> demands(graph_.operators.size());
+    for (auto live = graph_.operators.rbegin(); live != graph_.operators.rend(); ++live) {
+      Demand& demand = demands[live->place];
+      demand.rule = ruleOf(*live->node);
+      visit(*live, demand.rule);
+      for (const auto i : c10::irange(live->node->written().size())) {
+        demand.outputs.push_back(partsOf(*live, i));
+      }
+    }
+    return demands;
+  }
+
+ private:
+  // The consecutive values of one storage.
+  struct Chain {
+    std::size_t nbytes = 0;
+    c10::Device device{c10::kCPU};
+    // The geometries of parts come first, so that the grid suits them.
+    std::vector<const Geometry*> parts;
+    std::vector<const Geometry*> others;
+    std::shared_ptr<const Grid> grid;
+  };
+
+  void addToChains(const LiveOperator& live);
+  std::size_t chainOfOutput(const LiveOperator& live, const WrittenStorage& written);
+  void makeGrids();
+
+  const Grid& gridOf(const LiveOperator& live, std::size_t output) const {
+    return *chains_[chain_of_.of(live.place)[output]].grid;
+  }
+  const Grid& gridOf(const LiveValue& value) const {
+    return *chains_[chain_of_.of(value)].grid;
+  }
+  void request(const LiveValue& value, const std::optional<Box>& box);
+  void requestAll(const LiveValue& value);
+  std::optional<RequestedParts> partsOf(const LiveOperator& live, std::size_t output) const;
+
+  bool isRequested(const LiveOperator& live) const;
+  void visit(const LiveOperator& live, PartRule rule);
+  void visitOutput(const LiveOperator& live, std::size_t output, PartRule rule);
+  void requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule);
+  Box widenedForPart(const LiveOperator& live, Box box, PartRule rule);
+  void widenForAll(const LiveOperator& live, std::size_t output, PartRule rule);
+
+  const LiveGraph& graph_;
+  std::vector<Chain> chains_;
+  PerOutput<std::size_t> chain_of_;
+  PerOutput<RequestedBoxes> requested_;
+};
+
+// ---- Forward ----
+
+void DemandPass::addToChains(const LiveOperator& live) {
+  const OpNode& node = *live.node;
+  for (const auto i : c10::irange(node.written().size())) {
+    chain_of_.of(live.place)[i] = chainOfOutput(live, node.written()[i]);
+  }
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const LiveValue& value = live.arguments[i];
+    if (value.hasWriter()) {
+      Chain& chain = chains_[chain_of_.of(value)];
+      (readsPart(live, i) ? chain.parts : chain.others).push_back(&node.tensors()[i].geometry());
+    }
+  }
+  for (const auto i : c10::irange(node.written().size())) {
+    const WrittenStorage& written = node.written()[i];
+    Chain& chain = chains_[chain_of_.of(live.place)[i]];
+    chain.others.push_back(&written.geometry());
+    if (written.is_argument) {
+      chain.others.push_back(&node.tensors()[written.position].geometry());
+    }
+  }
+}
+
+std::size_t DemandPass::chainOfOutput(const LiveOperator& live, const WrittenStorage& written) {
+  if (written.is_argument && !written.was_resized) {
+    const LiveValue& before = live.arguments[written.position];
+    if (before.hasWriter()) {
+      return chain_of_.of(before);
+    }
+  }
+  chains_.emplace_back();
+  return chains_.size() - 1;
+}
+
+void DemandPass::makeGrids() {
+  const auto note = [this](const LiveValue& value) {
+    if (value.hasWriter()) {
+      Chain& chain = chains_[chain_of_.of(value)];
+      chain.nbytes = std::max(chain.nbytes, value.value->nbytes());
+      chain.device = value.value->device();
+    }
+  };
+  for (const LiveOperator& live : graph_.operators) {
+    std::for_each(live.arguments.begin(), live.arguments.end(), note);
+  }
+  std::for_each(graph_.wanted.begin(), graph_.wanted.end(), note);
+  for (Chain& chain : chains_) {
+    chain.parts.insert(chain.parts.end(), chain.others.begin(), chain.others.end());
+    chain.grid = Grid::of(chain.nbytes, chain.parts);
+  }
+}
+
+// ---- Back ----
+
+void DemandPass::request(const LiveValue& value, const std::optional<Box>& box) {
+  if (!value.hasWriter() || !box) {
+    return;
+  }
+  requested_.of(value).add(value.value->isPinned() ? box->grid().whole() : *box);
+}
+
+void DemandPass::requestAll(const LiveValue& value) {
+  if (value.hasWriter()) {
+    request(value, gridOf(value).whole());
+  }
+}
+
+// Call it after all readers have been visited.
+std::optional<RequestedParts> DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
+  const RequestedBoxes& requested = requested_.of(live.place)[output];
+  return requested.isAll()
+             ? std::nullopt
+             : std::optional{RequestedParts{requested.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
+}
+
+// Returns false if only tensors without elements show the outputs.
+bool DemandPass::isRequested(const LiveOperator& live) const {
+  const std::vector<RequestedBoxes>& outputs = requested_.of(live.place);
+  return std::any_of(outputs.begin(), outputs.end(),
+                     [](const RequestedBoxes& requested) { return !requested.boxes().empty(); });
+}
+
+void DemandPass::visit(const LiveOperator& live, PartRule rule) {
+  const OpNode& node = *live.node;
+  if (!isRequested(live)) {
+    return;
+  }
+  for (const auto i : c10::irange(node.written().size())) {
+    visitOutput(live, i, rule);
+  }
+  // Operators that run for parts have already requested their inputs.
+  const bool is_partial = isForParts(rule) && !requested_.of(live.place).front().isAll();
+  for (const auto i : c10::irange(node.tensors().size())) {
+    if (!is_partial && node.writtenTo(i) == nullptr) {
+      requestTensor(live, i, rule);
+    }
+  }
+}
+
+void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
+  const OpNode& node = *live.node;
+  const WrittenStorage& written = node.written()[output];
+  RequestedBoxes& requested = requested_.of(live.place)[output];
+  if (written.was_resized || (!written.is_argument && !isForParts(rule))) {
+    requested.add(gridOf(live, output).whole());
+  } else if (!isForParts(rule)) {
+    widenForAll(live, output, rule);
+  } else {
+    RequestedBoxes widened;
+    for (const Box& box : requested.boxes()) {
+      widened.add(box);
+    }
+    // A widened box may contain others, or be most of the storage.
+    for (bool is_done = false; !is_done;) {
+      is_done = true;
+      for (const Box& box : std::vector<Box>{widened.boxes()}) {
+        const Box wider = widenedForPart(live, box, rule);
+        if (!box.contains(wider)) {
+          widened.add(wider);
+          is_done = false;
+        }
+      }
+    }
+    requested = std::move(widened);
+  }
+  const LiveValue before = written.is_argument ? live.arguments[written.position] : LiveValue{};
+  if (written.was_resized) {
+    requestAll(before);
+    return;
+  }
+  for (const Box& box : requested.boxes()) {
+    request(before, box);
+  }
+}
+
+// Requests the elements that the operator reads to write those in the box. Returns the box with all that it writes.
+Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
+  const OpNode& node = *live.node;
+  if (rule == PartRule::kRandomFill) {
+    return box.withWholeElements(writtenGeometry(node).dtype.itemsize());
+  }
+  const auto ranges = box.widenToElementsOf(writtenGeometry(node));
+  if (!ranges) {
+    return box;
+  }
+  const auto reads = readsForPart(node, rule, *ranges);
+  for (const auto i : c10::irange(reads.size())) {
+    const LiveValue& value = live.arguments[i];
+    if (value.hasWriter() && reads[i] && node.writtenTo(i) == nullptr) {
+      request(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry(), *reads[i])));
+    }
+  }
+  return box;
+}
+
+// A call that runs once needs, for each storage that it writes, all that it touches in one part.
+void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartRule rule) {
+  const OpNode& node = *live.node;
+  const WrittenStorage& written = node.written()[output];
+  const Grid& grid = gridOf(live, output);
+  const StorageValue* recorded = node.tensors()[written.position].value.get();
+  std::optional<Box> touched;
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const StorageValue* value = node.tensors()[i].value.get();
+    if (value == nullptr || !isSameValue(*value, *recorded)) {
+      continue;
+    }
+    const auto box = grid.boxOf(node.tensors()[i].geometry());
+    if (box) {
+      const Box needed = rule == PartRule::kAnyLayout ? *box : box->keepingStrides();
+      touched = touched ? touched->with(needed) : needed;
+    }
+  }
+  // `resize_` and similar operators change the size of the storage.
+  if (reachesBeyondElements(node.op()) || node.op().hasTag(at::Tag::inplace_view)) {
+    touched = grid.whole();
+  }
+  if (touched) {
+    RequestedBoxes& requested = requested_.of(live.place)[output];
+    Box box = requested.addWithAll(*touched);
+    while (rule != PartRule::kAnyLayout && !box.contains(box.keepingStrides())) {
+      box = requested.addWithAll(box.keepingStrides());
+    }
+  }
+}
+
+void DemandPass::requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
+  const LiveValue& value = live.arguments[tensor];
+  if (!value.hasWriter()) {
+    return;
+  }
+  if (reachesBeyondElements(live.node->op())) {
+    requestAll(value);
+    return;
+  }
+  const auto box = gridOf(value).boxOf(live.node->tensors()[tensor].geometry());
+  if (box) {
+    request(value, rule == PartRule::kNone ? box->keepingStrides() : *box);
+  }
+}
+
+}  // namespace
+
+std::vector<Demand> demandsByParts(const LiveGraph& graph) {
+  if (std::any_of(graph.operators.begin(), graph.operators.end(), readsAnyPart)) {
+    return DemandPass{graph}.run();
+  }
+  return wholeValues(graph);
+}
+
+}  // namespace torchext

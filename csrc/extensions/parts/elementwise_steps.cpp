@@ -1,0 +1,189 @@
+#include "elementwise_steps.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/accumulate.h>
+
+#include "../../core/support/kernels_only.h"
+#include "../../core/support/stack_utils.h"
+#include "../tapes/replay_fill.h"
+
+namespace torchext {
+
+namespace {
+
+constexpr std::array<std::string_view, 6> kElementwise{"aten::mul", "aten::div", "aten::add",
+                                                       "aten::sub", "aten::neg", "aten::abs"};
+
+bool isFloatingPoint(const Geometry& geometry) {
+  return c10::isFloatingType(c10::typeMetaToScalarType(geometry.dtype)) &&
+         c10::elementSize(c10::typeMetaToScalarType(geometry.dtype)) >= 2;
+}
+
+// Kernels other than those for double precision use this value: 1e300 is infinite for them, and 1e-300 is 0.
+float inSinglePrecision(double number) {
+  return static_cast<float>(number);
+}
+
+bool isSafe(const c10::Scalar& number, bool is_factor) {
+  if (number.isComplex()) {
+    return false;
+  }
+  const float single = inSinglePrecision(number.toDouble());
+  return is_factor ? std::isnormal(single) : std::isfinite(single);  // a denormal one may be flushed to 0
+}
+
+// Returns true if all other tensors are safe numbers, and `alpha`, which is rounded separately or not, is 1 or missing.
+bool takesSafeNumbers(const OpNode& node) {
+  const auto& tensors = node.tensors();
+  const std::string& name = node.op().schema().name();
+  const bool is_factor = name.rfind("aten::mul", 0) == 0 || name.rfind("aten::div", 0) == 0;
+  const bool are_safe = std::all_of(tensors.begin() + 1, tensors.end(), [is_factor](const TensorArgument& argument) {
+    return argument.number && isSafe(*argument.number, is_factor);
+  });
+  const int alpha = findArgument(node.op().schema(), "alpha");
+  return are_safe && (alpha < 0 || node.arguments()[toSize(alpha)].toScalar().equal(1));
+}
+
+// Returns `mul_` for `mul_` and `mul`: names of in-place operators end in an underscore.
+std::optional<OperatorHandle> inPlace(const OperatorHandle& op) {
+  std::string name = op.schema().name();
+  if (name.back() != '_') {
+    name += '_';
+  }
+  const bool rounds_once = isAmong(kElementwise, std::string_view{name}.substr(0, name.size() - 1)) &&
+                           (op.schema().overload_name().empty() || op.schema().overload_name() == "Tensor");
+  if (!rounds_once) {
+    return std::nullopt;
+  }
+  return c10::Dispatcher::singleton().findSchema({name, op.schema().overload_name()});
+}
+
+// Returns true for a copy to another dtype in unpinned memory of the CPU.
+bool isConversion(const OpNode& node) {
+  if (node.op().schema().name() != "aten::_to_copy") {
+    return false;
+  }
+  const auto given = [&node](const char* name) -> const c10::IValue& {
+    return node.arguments()[toSize(findArgument(node.op().schema(), name))];
+  };
+  return !given("pin_memory").toOptional<bool>().value_or(false) &&
+         given("device").toOptional<c10::Device>().value_or(c10::kCPU).is_cpu();
+}
+
+// Returns true if the tensor's elements cover its storage completely.
+bool isWholeStorage(const StorageValue& value, const Geometry& geometry) {
+  return geometry.storage_offset == 0 && value.nbytes() == geometry.nbytes() && !value.isPinned();
+}
+
+Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int64_t begin, std::int64_t end) {
+  const auto itemsize = toSigned(geometry.dtype.itemsize());
+  auto* data = static_cast<std::byte*>(storage.mutable_data()) + (geometry.storage_offset + begin) * itemsize;
+  return at::from_blob(data, {end - begin}, at::dtype(geometry.dtype));
+}
+
+}  // namespace
+
+bool mayHaveSteps(const OpNode& fill) {
+  constexpr std::int64_t kMinElements = 65536;  // elements; smaller fills stay in the cache anyway
+  if (!fill.tape() || !distributionOf(fill.op()) || fill.written().size() != 1) {
+    return false;
+  }
+  const TensorArgument& filled = fill.tensors().front();
+  const auto is_finite = [](const c10::IValue& value) {
+    return !value.isDouble() || std::isfinite(inSinglePrecision(value.toDouble()));
+  };
+  return filled.value != nullptr && filled.value->device().is_cpu() && filled.geometry().isContiguous() &&
+         c10::multiply_integers(filled.geometry().sizes) >= kMinElements &&
+         std::all_of(fill.arguments().begin(), fill.arguments().end(), is_finite);
+}
+
+std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) {
+  if (node.threadState().settings->flushesDenormals() || node.written().size() != 1 || node.tensors().empty() ||
+      node.tensors().front().value == nullptr || node.tensors().front().geometry() != shown ||
+      !isFloatingPoint(shown)) {
+    return std::nullopt;
+  }
+  const WrittenStorage& written = node.written().front();
+  if (inPlace(node.op()) && takesSafeNumbers(node)) {
+    const bool keeps_memory = written.is_argument
+                                  ? written.position == 0 && !written.was_resized
+                                  : written.geometry() == shown && isWholeStorage(*node.tensors().front().value, shown);
+    return keeps_memory ? std::optional{shown} : std::nullopt;
+  }
+  const bool is_same_shape = !written.is_argument && written.geometry().sizes == shown.sizes &&
+                             written.geometry().isContiguous() && written.geometry().storage_offset == 0;
+  const bool converts =
+      isConversion(node) && node.tensors().size() == 1 && is_same_shape && isFloatingPoint(written.geometry());
+  return converts ? std::optional{written.geometry()} : std::nullopt;
+}
+
+bool worksInPlace(const OpNode& step) {
+  return inPlace(step.op()).has_value();
+}
+
+ElementwiseStep::ElementwiseStep(const OpNode& node)
+    : node_{&node},
+      op_{inPlace(node.op())},
+      source_{node.tensors().front().geometry()},
+      shown_{op_ ? source_ : node.written().front().geometry()} {
+  std::transform(node.tensors().begin() + 1, node.tensors().end(), std::back_inserter(numbers_),
+                 [](const TensorArgument& argument) { return at::native::wrapped_scalar_tensor(*argument.number); });
+}
+
+c10::Storage ElementwiseStep::resultFor(const c10::Storage& source) const {
+  return op_ ? source : shown_.makeEmptyTensor(c10::kCPU).storage();
+}
+
+void ElementwiseStep::compute(const c10::Storage& source,
+                              const c10::Storage& result,
+                              std::int64_t begin,
+                              std::int64_t end) const {
+  const KernelsOnly guard;
+  std::vector<Tensor> tensors{stretchOf(source, source_, begin, end)};
+  if (!op_) {
+    Tensor converted = stretchOf(result, shown_, begin, end);
+    at::_ops::copy_::redispatch(KernelsOnly::kCpu, converted, tensors.front(), /*non_blocking=*/false);
+    return;
+  }
+  tensors.insert(tensors.end(), numbers_.begin(), numbers_.end());
+  Stack stack = node_->arguments(tensors);
+  op_->redispatchBoxed(KernelsOnly::kCpu, &stack);
+}
+
+std::optional<std::vector<c10::Storage>> fillWithSteps(const OpNode& fill,
+                                                       Stack& stack,
+                                                       const at::Generator& generator,
+                                                       c10::ArrayRef<const OpNode*> steps) {
+  struct Running {
+    ElementwiseStep step;
+    c10::Storage source;
+    c10::Storage result;
+  };
+  std::vector<Running> running;
+  std::vector<c10::Storage> results;
+  c10::Storage storage = stack.front().toTensor().storage();
+  for (const OpNode* node : steps) {
+    ElementwiseStep step{*node};
+    results.push_back(step.resultFor(storage));
+    running.push_back({std::move(step), std::exchange(storage, results.back()), results.back()});
+  }
+  const auto after = [&running](std::int64_t begin, std::int64_t end) {
+    for (const Running& one : running) {
+      one.step.compute(one.source, one.result, begin, end);
+    }
+  };
+  return replayFill(fill.op(), stack, generator, after) ? std::optional{std::move(results)} : std::nullopt;
+}
+
+}  // namespace torchext

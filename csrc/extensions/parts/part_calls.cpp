@@ -1,0 +1,111 @@
+#include "part_calls.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/isnan.h>
+#include <c10/util/irange.h>
+
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/support/stack_utils.h"
+#include "../../libraries/fills/part_fill.h"
+
+namespace torchext {
+
+namespace {
+
+// `result` shows `ranges` of the whole result. Returns its `target` range, given in coordinates of the whole.
+Tensor targetIn(const Tensor& result, const IndexRanges& ranges, const IndexRanges& target) {
+  IndexRanges own;
+  for (const auto i : c10::irange(ranges.size())) {
+    own.emplace_back(target[i].first - ranges[i].first, target[i].second - ranges[i].first);
+  }
+  return narrowed(result, own);
+}
+
+void computeElementwise(const OpNode& node, const std::vector<Tensor>& arguments, const Tensor& result) {
+  if (isWrittenDirectly(node)) {
+    result.copy_(arguments.front());
+    return;
+  }
+  Stack stack = node.arguments(arguments);
+  node.op().callBoxed(stack);
+  if (!node.written().front().is_argument) {
+    result.copy_(stack.front().toTensor());
+  }
+}
+
+// `stack` gives each argument an additional dimension of size one.
+void placePieces(const std::vector<std::optional<Piece>>& pieces,
+                 const IndexRanges& ranges,
+                 const std::vector<Tensor>& arguments,
+                 const Tensor& result) {
+  for (const auto i : c10::irange(pieces.size())) {
+    if (pieces[i]) {
+      const Tensor target = targetIn(result, ranges, pieces[i]->target);
+      target.copy_(arguments[i].view(target.sizes()));
+    }
+  }
+}
+
+}  // namespace
+
+void computePart(const OpNode& node,
+                 PartRule rule,
+                 const IndexRanges& ranges,
+                 const std::vector<Tensor>& arguments,
+                 const Tensor& result) {
+  switch (rule) {
+    case PartRule::kElementwise:
+      computeElementwise(node, arguments, result);
+      checkIsExact(node, result);
+      break;
+    case PartRule::kConstant:
+      if (const auto constant = constantOf(node)) {  // `empty` writes nothing
+        result.fill_(*constant);
+      }
+      break;
+    case PartRule::kPadding:
+      result.fill_(argumentOf(node, "value").toScalar());
+      placePieces(piecesOf(node, rule, ranges), ranges, arguments, result);
+      break;
+    case PartRule::kConcatenation:
+      placePieces(piecesOf(node, rule, ranges), ranges, arguments, result);
+      break;
+    default:
+      TORCH_INTERNAL_ASSERT(false, node.op().operator_name(), " cannot be run for a part in this way.");
+  }
+}
+
+void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, const at::Generator& generator) {
+  const Geometry& geometry = writtenGeometry(node);
+  const auto itemsize = toSigned(geometry.dtype.itemsize());
+  const std::int64_t count = c10::multiply_integers(geometry.sizes);
+  const std::int64_t first = geometry.storage_offset * itemsize;
+  const std::int64_t last = first + count * itemsize;
+  auto* bytes = static_cast<std::byte*>(memory.mutable_data());
+  std::vector<FillRun> runs;
+  box.forEachRun([&](std::int64_t begin, std::int64_t packed, std::int64_t length) {
+    const std::int64_t from = std::max(begin, first);
+    const std::int64_t to = std::min(begin + length, last);
+    if (from < to) {
+      runs.push_back({(from - first) / itemsize, (to - first) / itemsize, bytes + packed + from - begin});
+    }
+  });
+  const at::mt19937_data_pod engine = generator.get<at::CPUGeneratorImpl>()->engine().data();
+  const RequestedFill fill = requestedFillOf(node, engine);
+  if (fill.random) {
+    fillParts(*fill.random, count, runs, engine);
+  } else {
+    fillParts(*fill.truncated, count, runs, engine);
+  }
+}
+
+void checkIsExact(const OpNode& node, const Tensor& result) {
+  if (hasManyNans(node) && result.isnan().any().item<bool>()) {
+    throw PartsDiffer{};
+  }
+}
+
+}  // namespace torchext

@@ -1,0 +1,461 @@
+#include "part_rules.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <string_view>
+
+#include <c10/util/irange.h>
+
+#include "../../core/deferred_init/plan/liveness.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/support/plain_tensors.h"
+#include "../../core/support/stack_utils.h"
+#include "../../libraries/fills/part_fill.h"
+#include "../tapes/replay_fill.h"
+#include "../tapes/truncated_normals.h"
+#include "../tapes/twister_tape.h"
+
+namespace torchext {
+
+namespace {
+
+// Each of these operators also has an in-place variant, whose name ends in an underscore.
+constexpr std::array<std::string_view, 7> kArithmetic{"aten::mul", "aten::div", "aten::add",  "aten::sub",
+                                                      "aten::neg", "aten::abs", "aten::clamp"};
+constexpr std::array<std::string_view, 7> kCopies{"aten::copy_", "aten::clone",       "aten::_to_copy", "aten::fill_",
+                                                  "aten::zero_", "aten::masked_fill", "aten::where"};
+constexpr std::array<std::string_view, 6> kMoves{"aten::flip", "aten::roll",   "aten::tril",
+                                                 "aten::triu", "aten::repeat", "aten::index_select"};
+constexpr std::array<std::string_view, 3> kZeros{"aten::zeros", "aten::zeros_like", "aten::new_zeros"};
+constexpr std::array<std::string_view, 3> kOnes{"aten::ones", "aten::ones_like", "aten::new_ones"};
+constexpr std::array<std::string_view, 3> kFull{"aten::full", "aten::full_like", "aten::new_full"};
+
+const std::string& nameOf(const OpNode& node) {
+  return node.op().schema().name();
+}
+
+bool isNamed(const OpNode& node, std::string_view name) {
+  return nameOf(node) == name;
+}
+
+template <std::size_t N>
+bool isOneOf(const std::array<std::string_view, N>& names, const OpNode& node) {
+  const std::string_view name = nameOf(node);
+  return isAmong(names, name) || (name.back() == '_' && isAmong(names, name.substr(0, name.size() - 1)));
+}
+
+c10::ScalarType dtypeOf(const Geometry& geometry) {
+  return c10::typeMetaToScalarType(geometry.dtype);
+}
+
+bool isHalf(c10::ScalarType dtype) {
+  return dtype == c10::kHalf || dtype == c10::kBFloat16;
+}
+
+// The dtypes whose conversions are exact, or roundings of IEEE 754.
+bool isOrdinary(c10::ScalarType dtype) {
+  return isHalf(dtype) || dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kComplexFloat ||
+         dtype == c10::kComplexDouble || c10::isIntegralType(dtype, /*includeBool=*/true);
+}
+
+// The dtype of a tensor argument, or nothing for a number.
+std::optional<c10::ScalarType> dtypeOf(const TensorArgument& argument) {
+  if (argument.number) {
+    return std::nullopt;
+  }
+  return argument.external != nullptr ? argument.external->tensor().scalar_type() : dtypeOf(argument.geometry());
+}
+
+c10::IntArrayRef sizesOf(const TensorArgument& argument) {
+  if (argument.number) {
+    return {};
+  }
+  return argument.external != nullptr ? argument.external->tensor().sizes()
+                                      : c10::IntArrayRef(argument.geometry().sizes);
+}
+
+// ---- Choosing the rule ----
+
+// Returns true for one result, or one argument that keeps its shape, in unpinned memory.
+bool writesOneTensor(const OpNode& node) {
+  if (node.written().size() != 1) {
+    return false;
+  }
+  const WrittenStorage& written = node.written().front();
+  if (!written.is_argument) {
+    return written.position == 0 && !isPinMemory(node.op());
+  }
+  const TensorArgument& argument = node.tensors()[written.position];
+  return !written.was_resized && written.geometry() == argument.geometry() && !argument.value->isPinned();
+}
+
+// Returns true if the call reads the elements that it writes through another tensor. The order of such reads and writes
+// depends on the strides. PyTorch refuses some of these calls (`at::assert_no_partial_overlap()`), but not all.
+bool readsWhatItWrites(const OpNode& node) {
+  const WrittenStorage& written = node.written().front();
+  if (!written.is_argument) {
+    return false;
+  }
+  const TensorArgument& target = node.tensors()[written.position];
+  return std::any_of(node.tensors().begin(), node.tensors().end(), [&target](const TensorArgument& argument) {
+    return argument.value != nullptr && isSameValue(*argument.value, *target.value) &&
+           argument.geometry() != target.geometry();
+  });
+}
+
+bool areOrdinary(const OpNode& node) {
+  const auto is_ordinary = [](const TensorArgument& argument) {
+    const auto dtype = dtypeOf(argument);
+    const bool is_plain = argument.external == nullptr || isPlain(argument.external->tensor());
+    return is_plain && (!dtype || isOrdinary(*dtype));
+  };
+  return isOrdinary(dtypeOf(writtenGeometry(node))) &&
+         std::all_of(node.tensors().begin(), node.tensors().end(), is_ordinary);
+}
+
+// Converting a number that an integer cannot hold is undefined, and the result differs between instructions.
+bool mayOverflow(const OpNode& node) {
+  const auto is_floating = [](const TensorArgument& argument) {
+    const auto dtype = dtypeOf(argument);
+    return dtype ? !c10::isIntegralType(*dtype, /*includeBool=*/true) : !argument.number->isIntegral(true);
+  };
+  return c10::isIntegralType(dtypeOf(writtenGeometry(node)), /*includeBool=*/false) &&
+         std::any_of(node.tensors().begin(), node.tensors().end(), is_floating);
+}
+
+bool areReal(const OpNode& node) {
+  const auto is_real = [](const TensorArgument& argument) {
+    const auto dtype = dtypeOf(argument);
+    return dtype ? !c10::isComplexType(*dtype) : !argument.number->isComplex();
+  };
+  return !c10::isComplexType(dtypeOf(writtenGeometry(node))) &&
+         std::all_of(node.tensors().begin(), node.tensors().end(), is_real);
+}
+
+// Kernels read a tensor of one element as a number, unconverted; they convert a tensor of several elements to the
+// result's dtype first. The choice must not depend on the part.
+bool convertsArguments(const OpNode& node) {
+  return std::any_of(node.tensors().begin(), node.tensors().end(), [&node](const TensorArgument& argument) {
+    return !sizesOf(argument).empty() && dtypeOf(argument) != dtypeOf(writtenGeometry(node));
+  });
+}
+
+// A sum with a factor is rounded once or twice. The zero that `clamp(min=0)` returns for -0 depends on the instruction.
+bool hasOneResult(const OpNode& node) {
+  const auto is_nonzero = [](const IValue& bound) { return bound.isNone() || !bound.toScalar().equal(0); };
+  if (isNamed(node, "aten::clamp") || isNamed(node, "aten::clamp_")) {
+    return node.tensors().size() == 1 && is_nonzero(argumentOf(node, "min")) && is_nonzero(argumentOf(node, "max"));
+  }
+  if (findArgument(node.op().schema(), "rounding_mode") >= 0) {
+    return false;
+  }
+  const int alpha = findArgument(node.op().schema(), "alpha");
+  return alpha < 0 || node.arguments()[toSize(alpha)].toScalar().equal(1);
+}
+
+// For `where`, numbers would become tensors of another dtype.
+bool isElementwise(const OpNode& node) {
+  if (mayOverflow(node)) {
+    return false;
+  }
+  if (isOneOf(kArithmetic, node)) {
+    return areReal(node) && hasOneResult(node) && !convertsArguments(node);
+  }
+  if (isNamed(node, "aten::where")) {
+    const auto has_dtype = [&node](const TensorArgument& argument) {
+      return dtypeOf(argument) == dtypeOf(writtenGeometry(node));
+    };
+    return node.tensors().size() == 3 && std::all_of(node.tensors().begin() + 1, node.tensors().end(), has_dtype);
+  }
+  return isOneOf(kCopies, node);
+}
+
+bool isConcatenation(const OpNode& node) {
+  if (!isNamed(node, "aten::cat") && !isNamed(node, "aten::stack")) {
+    return false;
+  }
+  const auto& sizes = writtenGeometry(node).sizes;
+  const std::size_t rank = isNamed(node, "aten::stack") ? sizes.size() - 1 : sizes.size();
+  return std::all_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
+    return dtypeOf(argument) == dtypeOf(writtenGeometry(node)) && sizesOf(argument).size() == rank;
+  });
+}
+
+bool isConstantFactory(const OpNode& node) {
+  if (onlyAllocates(node.op()) && node.threadState().settings->isDeterministic()) {
+    return false;  // fills its memory
+  }
+  return (constantOf(node) || onlyAllocates(node.op())) &&
+         std::all_of(node.tensors().begin(), node.tensors().end(),
+                     [](const TensorArgument& argument) { return argument.device.has_value(); });
+}
+
+// ---- Random fills ----
+
+bool isRandomFill(const OpNode& node) {
+  const TwisterPosition* start = asTwister(node.tape());
+  if (start == nullptr || !takesGenerator(node.op()) || node.tensors().size() != 1 ||
+      node.tensors().front().value == nullptr || !node.tensors().front().value->device().is_cpu()) {
+    return false;
+  }
+  const Geometry& geometry = node.tensors().front().geometry();
+  if (!geometry.isContiguous()) {
+    return false;
+  }
+  const RequestedFill fill = requestedFillOf(node, start->mark().keptEngine());
+  return fill.random || fill.truncated;
+}
+
+// ---- Reads ----
+
+// Returns the elements of an argument that is broadcast to the result.
+IndexRanges broadcastRanges(c10::IntArrayRef sizes, const IndexRanges& ranges) {
+  IndexRanges own;
+  const std::size_t missing = ranges.size() - sizes.size();
+  for (const auto i : c10::irange(sizes.size())) {
+    own.push_back(sizes[i] == 1 ? IndexRange{0, 1} : ranges[missing + i]);
+  }
+  return own;
+}
+
+bool isEmpty(const IndexRanges& ranges) {
+  return std::any_of(ranges.begin(), ranges.end(), [](const auto& range) { return range.first >= range.second; });
+}
+
+IndexRange clippedTo(const IndexRange& range, std::int64_t size) {
+  return {std::clamp<std::int64_t>(range.first, 0, size), std::clamp<std::int64_t>(range.second, 0, size)};
+}
+
+IndexRange movedBy(const IndexRange& range, std::int64_t distance) {
+  return {range.first + distance, range.second + distance};
+}
+
+std::optional<Piece> pieceAt(const IndexRanges& ranges, const IndexRanges& target) {
+  Piece piece{{}, {}};
+  for (const auto i : c10::irange(ranges.size())) {
+    const IndexRange common{std::max(ranges[i].first, target[i].first), std::min(ranges[i].second, target[i].second)};
+    piece.target.push_back(common);
+    piece.source.push_back(movedBy(common, -target[i].first));
+  }
+  return isEmpty(piece.target) ? std::nullopt : std::optional{std::move(piece)};
+}
+
+std::size_t dimensionOf(const OpNode& node) {
+  const std::int64_t dim = argumentOf(node, "dim").toInt();
+  const auto rank = toSigned(writtenGeometry(node).sizes.size());
+  return toSize(dim < 0 ? dim + rank : dim);
+}
+
+// Returns the piece of each argument of `cat` and `stack`.
+std::vector<std::optional<Piece>> piecesOfConcatenation(const OpNode& node, const IndexRanges& ranges) {
+  const bool stacks = isNamed(node, "aten::stack");
+  const std::size_t dim = dimensionOf(node);
+  std::int64_t begin = 0;
+  std::vector<std::optional<Piece>> pieces;
+  for (const TensorArgument& argument : node.tensors()) {
+    IndexRanges target;
+    for (const std::int64_t size : writtenGeometry(node).sizes) {
+      target.emplace_back(0, size);
+    }
+    const std::int64_t size = stacks ? 1 : sizesOf(argument)[dim];
+    target[dim] = {begin, begin + size};
+    begin += size;
+    pieces.push_back(pieceAt(ranges, target));
+    if (stacks && pieces.back()) {
+      auto& source = pieces.back()->source;
+      source.erase(source.begin() + static_cast<std::ptrdiff_t>(dim));
+    }
+  }
+  return pieces;
+}
+
+// `pad` has two numbers for each dimension, the last dimension first; negative numbers crop.
+std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& ranges) {
+  const auto pad = argumentOf(node, "pad").toIntVector();
+  const auto sizes = sizesOf(node.tensors().front());
+  Piece piece{{}, {}};
+  for (const auto i : c10::irange(sizes.size())) {
+    const std::size_t from_end = sizes.size() - 1 - i;
+    const std::int64_t before = 2 * from_end < pad.size() ? pad[2 * from_end] : 0;
+    piece.source.push_back(clippedTo(movedBy(ranges[i], -before), sizes[i]));
+    piece.target.push_back(movedBy(piece.source.back(), before));
+  }
+  return isEmpty(piece.source) ? std::nullopt : std::optional{std::move(piece)};
+}
+
+}  // namespace
+
+// A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
+// has no rule here.
+RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
+  const TensorArgument& filled = node.tensors().front();
+  const std::int64_t count = c10::multiply_integers(filled.geometry().sizes);
+  const c10::ScalarType dtype = dtypeOf(filled.geometry());
+  if (const auto distribution = distributionOf(node.op())) {
+    const RandomFill fill{*distribution, dtype, node.arguments()[1].toDouble(), node.arguments()[2].toDouble()};
+    return canFillParts(fill, count, engine) ? RequestedFill{fill, std::nullopt} : RequestedFill{};
+  }
+  if (const auto truncated = TruncatedNormals::of(node.op(), dtype, node.arguments())) {
+    const auto fill = truncated->asFill();
+    return fill && canFillParts(*fill, count, engine) ? RequestedFill{std::nullopt, fill} : RequestedFill{};
+  }
+  return {};
+}
+
+const IValue& argumentOf(const OpNode& node, const char* name) {
+  return node.arguments()[toSize(findArgument(node.op().schema(), name))];
+}
+
+PartRule ruleOf(const OpNode& node) {
+  // `set_flush_denormal()` is set per thread. Other threads, which compute a part of a whole, may not flush.
+  const bool depends_on_threads = node.threadState().settings->flushesDenormals();
+  if (depends_on_threads || !writesOneTensor(node) || readsWhatItWrites(node) || !areOrdinary(node)) {
+    return PartRule::kNone;
+  }
+  if (isConstantFactory(node)) {
+    return PartRule::kConstant;
+  }
+  if (isElementwise(node)) {
+    return PartRule::kElementwise;
+  }
+  if (isConcatenation(node)) {
+    return PartRule::kConcatenation;
+  }
+  if (isNamed(node, "aten::constant_pad_nd")) {
+    return PartRule::kPadding;
+  }
+  if (isRandomFill(node)) {
+    return PartRule::kRandomFill;
+  }
+  return isOneOf(kMoves, node) ? PartRule::kAnyLayout : PartRule::kNone;
+}
+
+std::optional<std::size_t> copiedArgument(const OpNode& node) {
+  const bool is_copy = isNamed(node, "aten::copy_") || isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
+  if (!is_copy || !writesOneTensor(node) || readsWhatItWrites(node)) {
+    return std::nullopt;
+  }
+  const bool is_clone = !node.written().front().is_argument;
+  if (!is_clone && !isNamed(node, "aten::copy_")) {
+    return std::nullopt;  // with an `out`
+  }
+  const std::size_t source = is_clone ? 0 : 1;
+  const TensorArgument& argument = node.tensors()[source];
+  const Geometry& written = writtenGeometry(node);
+  if (argument.value == nullptr || argument.geometry().dtype != written.dtype ||
+      argument.geometry().sizes != written.sizes || !written.isContiguous() || argument.value->isPinned()) {
+    return std::nullopt;
+  }
+  if (!is_clone) {
+    const StorageValue& target = *node.tensors().front().value;
+    const bool is_alone = target.nbytes() == written.nbytes() && target.device() == argument.value->device();
+    return is_alone ? std::optional{source} : std::nullopt;
+  }
+  const int device = findArgument(node.op().schema(), "device");
+  const auto to = device < 0 ? std::nullopt : node.arguments()[toSize(device)].toOptional<c10::Device>();
+  const int pin = findArgument(node.op().schema(), "pin_memory");
+  const bool pins = pin >= 0 && node.arguments()[toSize(pin)].toOptional<bool>().value_or(false);
+  return (!to || *to == argument.value->device()) && !pins ? std::optional{source} : std::nullopt;
+}
+
+std::vector<std::optional<Piece>> piecesOf(const OpNode& node, PartRule rule, const IndexRanges& ranges) {
+  return rule == PartRule::kPadding ? std::vector{pieceOfPadding(node, ranges)} : piecesOfConcatenation(node, ranges);
+}
+
+std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node, PartRule rule, const IndexRanges& ranges) {
+  std::vector<std::optional<IndexRanges>> reads(node.tensors().size());
+  switch (rule) {
+    case PartRule::kElementwise:
+      for (const auto i : c10::irange(reads.size())) {
+        reads[i] = broadcastRanges(sizesOf(node.tensors()[i]), ranges);
+      }
+      break;
+    case PartRule::kConcatenation:
+    case PartRule::kPadding: {
+      const auto pieces = piecesOf(node, rule, ranges);
+      for (const auto i : c10::irange(reads.size())) {
+        reads[i] = pieces[i] ? std::optional{pieces[i]->source} : std::nullopt;
+      }
+      break;
+    }
+    default:
+      break;
+  }
+  return reads;
+}
+
+std::optional<c10::Scalar> constantOf(const OpNode& node) {
+  if (isOneOf(kFull, node)) {
+    return argumentOf(node, "fill_value").toScalar();
+  }
+  if (isOneOf(kOnes, node)) {
+    return 1;
+  }
+  return isOneOf(kZeros, node) ? std::optional{c10::Scalar{0}} : std::nullopt;
+}
+
+bool isWrittenDirectly(const OpNode& node) {
+  return isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
+}
+
+// On the CPU, an argument of another dtype is converted as a whole before, and a result afterwards. Copies convert one
+// element at a time.
+std::size_t bytesOfConversions(const OpNode& node, std::size_t elements) {
+  const bool is_where = isNamed(node, "aten::where");
+  if (!is_where && isOneOf(kCopies, node)) {
+    return 0;
+  }
+  const c10::ScalarType result = dtypeOf(writtenGeometry(node));
+  std::vector<std::pair<c10::ScalarType, std::size_t>> tensors;  // with the numbers of their elements
+  for (const auto i : c10::irange(node.tensors().size())) {
+    const TensorArgument& argument = node.tensors()[i];
+    const auto dtype = dtypeOf(argument);
+    const bool is_condition = is_where && i == 0;
+    if (dtype && !sizesOf(argument).empty() && !argument.device && !is_condition) {
+      tensors.emplace_back(*dtype, std::min(elements, toSize(c10::multiply_integers(sizesOf(argument)))));
+    }
+  }
+  if (tensors.empty()) {
+    return 0;
+  }
+  c10::ScalarType common = tensors.front().first;
+  for (const auto& [dtype, count] : tensors) {
+    common = c10::promoteTypes(common, dtype);
+  }
+  if (c10::isIntegralType(common, /*includeBool=*/true) && c10::isFloatingType(result)) {
+    common = result;
+  }
+  if (node.written().front().is_argument) {
+    tensors.emplace_back(result, elements);
+  }
+  std::size_t sum = 0;
+  for (const auto& [dtype, count] : tensors) {
+    sum += dtype == common ? 0 : count * c10::elementSize(common);
+  }
+  return sum;
+}
+
+bool hasManyNans(const OpNode& node) {
+  const c10::ScalarType dtype = dtypeOf(writtenGeometry(node));
+  if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) {
+    return false;
+  }
+  const bool is_arithmetic = isOneOf(kArithmetic, node);
+  const auto mixes = [&](const TensorArgument& argument) {
+    const auto other = dtypeOf(argument);
+    return other && *other != dtype && !argument.device && (isHalf(dtype) || isHalf(*other));
+  };
+  const bool converts = std::any_of(node.tensors().begin(), node.tensors().end(), mixes);
+  const auto is_tensor = [](const TensorArgument& argument) { return !argument.number; };
+  const auto tensors = std::count_if(node.tensors().begin(), node.tensors().end(), is_tensor);
+  const auto is_finite = [](const TensorArgument& argument) {
+    return !argument.number || argument.number->isComplex() || std::isfinite(argument.number->toDouble());
+  };
+  const bool are_finite = std::all_of(node.tensors().begin(), node.tensors().end(), is_finite);
+  const bool clamps = isNamed(node, "aten::clamp") || isNamed(node, "aten::clamp_");
+  return converts || (is_arithmetic && (isHalf(dtype) || tensors > 1 || clamps || !are_finite));
+}
+
+}  // namespace torchext

@@ -1,0 +1,71 @@
+#pragma once
+
+// NOTE [Operators that compute parts]
+//
+// An operator runs for a part of its output only if the bits of an element depend neither on the elements computed with
+// it nor on their memory layout. This holds for copies, for fills with a number, for random fills by
+// libraries/fills/part_fill.h, and for IEEE 754 operations, which have one result. It does not hold for operators such
+// as `exp`, which use other code for the elements that do not fill a vector, nor for matrix products and reductions,
+// whose order depends on sizes. Those run as they were recorded.
+//
+// NaN has many bit patterns. Where two NaNs meet, or one is rounded to half precision, vectorized code may pick
+// another. So results of such operators are checked for NaN, and if one is found, all connected operators are run again
+// as recorded: `PartsDiffer`.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/MT19937RNGEngine.h>
+
+#include "../../core/deferred_init/graph/op_graph.h"
+#include "../../core/deferred_init/plan/grid.h"
+#include "../../core/deferred_init/plan/parts.h"
+#include "../../libraries/fills/random_fill.h"
+#include "../../libraries/fills/truncated_fill.h"
+
+namespace torchext {
+
+// `PartRules::ruleOf()` and `PartRules::copiedArgument()`.
+PartRule ruleOf(const OpNode& node);
+std::optional<std::size_t> copiedArgument(const OpNode& node);
+
+// Returns the elements of each tensor argument that a call with such a rule needs to write the elements in `ranges`, if
+// any. For an argument that it writes, `ranges`.
+std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node, PartRule rule, const IndexRanges& ranges);
+
+// A piece of a concatenated or padded result: a range of an argument, and its range in the result.
+struct Piece {
+  IndexRanges source;
+  IndexRanges target;
+};
+
+// Returns the piece that each tensor argument of a concatenation or padding contributes to the elements in `ranges`, if
+// any.
+std::vector<std::optional<Piece>> piecesOf(const OpNode& node, PartRule rule, const IndexRanges& ranges);
+
+// The random fill of contiguous CPU memory that a call requests: one of the two, or neither if a part cannot be
+// computed with the bits of the whole from the state of the generator at its beginning.
+struct RequestedFill {
+  std::optional<RandomFill> random;
+  std::optional<TruncatedFill> truncated;
+};
+RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
+
+// Returns the number that a factory such as `zeros` and `full_like` fills a tensor with; nothing for other calls.
+std::optional<c10::Scalar> constantOf(const OpNode& node);
+
+// Returns the argument of a call by its name in the schema.
+const c10::IValue& argumentOf(const OpNode& node, const char* name);
+
+// Returns true for a call whose part is computed by copying directly into the result.
+bool isWrittenDirectly(const OpNode& node);
+
+// Returns the number of bytes that an elementwise call on `elements` elements allocates for tensors converted to the
+// dtype of the computation (`TensorIteratorBase::compute_types()`).
+std::size_t bytesOfConversions(const OpNode& node, std::size_t elements);
+
+// Returns true if two ways of computing the same number may produce different bits for NaN.
+bool hasManyNans(const OpNode& node);
+
+}  // namespace torchext

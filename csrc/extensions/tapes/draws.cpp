@@ -1,0 +1,220 @@
+#include "draws.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+
+#include "../../core/deferred_init/state/real_dispatch.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/support/stack_utils.h"
+#include "../../libraries/fills/random_fill.h"
+#include "truncated_normals.h"
+#include "twister_tape.h"
+
+namespace torchext {
+
+using at::Generator;
+
+namespace {
+
+// These operators fill a tensor with a number of draws that is an affine function of its number of elements: a fixed
+// number per element, through `cpu_serial_kernel` (DistributionTemplates.h), or a constant number where MKL gets a seed
+// (`bernoulli_`, `exponential_`). It depends on the dtype, the arguments and the release, so a trial run on a small
+// tensor measures it.
+constexpr std::array<std::string_view, 6> kAffine{"aten::uniform_",     "aten::random_",    "aten::bernoulli_",
+                                                  "aten::exponential_", "aten::geometric_", "aten::cauchy_"};
+
+bool isAffine(const OperatorHandle& op) {
+  // `bernoulli_.Tensor` depends on the values of its probabilities.
+  return isAmong(kAffine, op.schema().name()) && op.schema().overload_name() != "Tensor";
+}
+
+// Fills `numel` elements of `dtype` with a private generator, and counts its draws.
+std::uint64_t tryOut(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+  const auto count = op.schema().arguments().size();
+  Stack trial(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  const Generator generator = at::detail::createCPUGenerator();
+  auto& impl = *generator.get<at::CPUGeneratorImpl>();
+  impl.random();  // the first draw begins a block; trials are too short to reach its end
+  const int left = impl.engine().data().left_;
+  {
+    const RealDispatch guard;
+    trial[0] = at::empty({numel}, at::TensorOptions().dtype(dtype).device(at::kCPU));
+    trial[toSize(generatorArgument(op.schema()))] = generator;
+    op.callBoxed(trial);
+  }
+  return static_cast<std::uint64_t>(left - impl.engine().data().left_);
+}
+
+// A trial and its result. `numbers` are the arguments between the tensor and the generator.
+struct Trial {
+  const c10::FunctionSchema* schema = nullptr;
+  int64_t numel = 0;
+  c10::ScalarType dtype = c10::kFloat;
+  Stack numbers;
+  std::uint64_t draws = 0;
+
+  bool is(const c10::FunctionSchema& other_schema,
+          int64_t other_numel,
+          c10::ScalarType other_dtype,
+          c10::ArrayRef<IValue> other_numbers) const {
+    return schema == &other_schema && numel == other_numel && dtype == other_dtype &&
+           std::equal(numbers.begin(), numbers.end(), other_numbers.begin(), other_numbers.end());
+  }
+};
+
+// Counts the draws that `op` takes to fill `numel` elements of `dtype`. A trial costs more than all other recording,
+// and a model repeats its layers, so the last results are cached.
+std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+  constexpr std::size_t kCachedTrials = 16;
+  thread_local std::array<Trial, kCachedTrials> trials{};
+  thread_local std::size_t next = 0;
+  const auto& schema = op.schema();
+  const std::size_t self = stack.size() - schema.arguments().size();
+  const auto count = toSize(generatorArgument(schema)) - 1;
+  const auto numbers = c10::ArrayRef<IValue>(stack).slice(self + 1, count);
+  const auto known = std::find_if(trials.begin(), trials.end(),
+                                  [&](const Trial& trial) { return trial.is(schema, numel, dtype, numbers); });
+  if (known != trials.end()) {
+    return known->draws;
+  }
+  const std::uint64_t draws = tryOut(op, stack, numel, dtype);
+  trials[next] = Trial{&schema, numel, dtype, numbers.vec(), draws};
+  next = (next + 1) % kCachedTrials;
+  return draws;
+}
+
+std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+  constexpr int64_t kSmall = 32;
+  if (numel <= kSmall) {
+    return countByTrial(op, stack, numel, dtype);
+  }
+  const auto small = countByTrial(op, stack, kSmall, dtype);
+  const auto slope = countByTrial(op, stack, kSmall + 1, dtype) - small;
+  return small + static_cast<std::uint64_t>(numel - kSmall) * slope;
+}
+
+// `normal_fill` works on chunks, and draws a last chunk again if the number of elements is not a multiple of the chunk
+// size. Whether it draws the incomplete chunk first depends on the dtype and the release, so a trial measures it.
+std::uint64_t countChunkedNormals(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
+  const auto chunk = countByTrial(op, stack, kNormalChunk, dtype);
+  const auto tail = countByTrial(op, stack, kNormalChunk + numel % kNormalChunk, dtype);
+  return tail + static_cast<std::uint64_t>(numel / kNormalChunk - 1) * chunk;
+}
+
+// `native_dropout` fills a mask of Booleans with `bernoulli_` (Dropout.cpp), and takes no generator.
+TapePositionPtr takeDrawsOfDropout(const Stack& stack, const Generator& generator) {
+  static const auto bernoulli = c10::Dispatcher::singleton().findSchemaOrThrow("aten::bernoulli_", "float");
+  const Tensor& input = torch::jit::peek(stack, 0, 3).toTensor();
+  const double p = torch::jit::peek(stack, 1, 3).toDouble();
+  const bool trains = torch::jit::peek(stack, 2, 3).toOptional<bool>().value_or(true);
+  if (!trains || input.numel() == 0) {
+    return takeDraws(generator, 0);
+  }
+  const Stack fill{Tensor{}, 1 - p, IValue{}};
+  return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
+}
+
+// `trunc_normal_` redraws rejected values, so counting requires drawing: torchext/fake/rejection.py. Unsupported for a
+// target that `normal_` fills number by number, because there the number left over from a pair matters.
+TapePositionPtr takeDrawsOfTruncNormal(const TruncatedNormals& normals,
+                                       const Stack& stack,
+                                       const Generator& generator) {
+  static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
+  const auto arguments = c10::ArrayRef<IValue>(stack).slice(stack.size() - 6);
+  const Tensor& self = arguments[0].toTensor();
+  if (self.numel() < kNormalChunk || !isPlainlyContiguous(self)) {
+    return nullptr;
+  }
+  if (const auto draws = normals.countDraws(self.numel(), generator)) {
+    return takeDraws(generator, *draws);
+  }
+  Stack counted{self.numel(), self.scalar_type()};
+  counted.insert(counted.end(), arguments.begin() + 1, arguments.begin() + 5);
+  counted.emplace_back(generator);
+  {
+    const RealDispatch guard;
+    count.callBoxed(counted);
+  }
+  return takeDraws(generator, static_cast<std::uint64_t>(counted.front().toInt()));
+}
+
+bool isNormal(std::string_view name) {
+  return name == "aten::normal_" || name == "aten::log_normal_";
+}
+
+// The properties of a tensor that the number of draws of a fill depends on.
+struct Target {
+  int64_t numel;
+  c10::ScalarType dtype;
+  bool is_contiguous;
+};
+
+TapePositionPtr takeDrawsOfFill(const OperatorHandle& op,
+                                const Stack& stack,
+                                Target target,
+                                const Generator& generator) {
+  if (target.numel == 0) {
+    return takeDraws(generator, 0);
+  }
+  const std::string& name = op.schema().name();
+  // These two fill a complex tensor as a real one with twice the elements (DistributionTemplates.h). Operators that
+  // refuse complex tensors raise in the trial.
+  const bool is_complex = c10::isComplexType(target.dtype) && (isNormal(name) || name == "aten::uniform_");
+  const auto dtype = is_complex ? c10::toRealValueType(target.dtype) : target.dtype;
+  const int64_t numel = target.numel * (is_complex ? 2 : 1);
+  if (name == "aten::normal_" && numel >= kNormalChunk && target.is_contiguous) {
+    return takeDraws(generator, countChunkedNormals(op, stack, numel, dtype));
+  }
+  if (isNormal(name)) {
+    return takeNormals(generator, static_cast<std::uint64_t>(numel));
+  }
+  return takeDraws(generator, countAffine(op, stack, numel, dtype));
+}
+
+}  // namespace
+
+bool isPlainlyContiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+TapePositionPtr takeDrawsOf(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::native_dropout") {
+    return takeDrawsOfDropout(stack, generator);
+  }
+  if (const auto truncated = TruncatedNormals::of(op, stack)) {
+    return takeDrawsOfTruncNormal(*truncated, stack, generator);
+  }
+  if (!isNormal(name) && !isAffine(op)) {
+    return nullptr;
+  }
+  const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
+  if (self.is_conj() || self.is_neg()) {
+    return nullptr;  // the copy that is filled may be contiguous even if `self` is not
+  }
+  return takeDrawsOfFill(op, stack, {self.numel(), self.scalar_type(), self.is_contiguous()}, generator);
+}
+
+std::uint64_t skipFill(const std::string& name,
+                       int64_t numel,
+                       c10::ScalarType dtype,
+                       const std::vector<double>& numbers,
+                       const Generator& generator) {
+  TORCH_CHECK_VALUE(generator.device().is_cpu(), "skip_fill() takes a CPU generator, found one on ", generator.device(),
+                    ".");
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name).c_str(), "");
+  TORCH_CHECK_VALUE(isNormal(op.schema().name()) || isAffine(op), "skip_fill() cannot determine how many numbers `",
+                    op.operator_name(), "` draws.");
+  TORCH_CHECK_VALUE(numbers.size() + 2 == op.schema().arguments().size(), "skip_fill() takes as many numbers as `",
+                    op.operator_name(), "`, found ", numbers.size(), ".");
+  Stack stack{Tensor{}};
+  stack.insert(stack.end(), numbers.begin(), numbers.end());
+  stack.emplace_back();
+  return takeDrawsOfFill(op, stack, {numel, dtype, /*is_contiguous=*/true}, generator)->length().value_or(0);
+}
+
+}  // namespace torchext
