@@ -218,8 +218,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @functools.cache
 def notes() -> dict[str, str]:
     """Return the notes and the files that they are in. The heading of a note is followed by an empty line."""
-    heading = re.compile(r"^// NOTE \[([^\]]+)\]\n//\n", re.M)
-    return {note: relative(path) for path in CPP for note in heading.findall(path.read_text())}
+    heading = re.compile(r"^(?:// )?NOTE \[([^\]]+)\]\n(?://)?\n", re.M)
+    return {note: relative(path) for path in [*CPP, *PYTHON] for note in heading.findall(path.read_text())}
 
 
 def paths_in_page(page: Path) -> Iterator[str]:
