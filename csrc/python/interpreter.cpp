@@ -15,10 +15,11 @@ namespace torchext::python {
 namespace {
 
 // In the order of Provided.
-constexpr std::array<const char*, 9> kNames{
+constexpr std::array<const char*, 11> kNames{
     "current_line",          "data_dependent_error", "unsupported_operator_error",
     "materialization_error", "deprecation_warning",  "fake_copy",
-    "typed_storage",         "settle_leases",        "notify_modes"};
+    "kernel_geometry",       "kernel_steps",         "typed_storage",
+    "settle_leases",         "notify_modes"};
 
 std::array<PyObject*, kNames.size()>& objects() noexcept {
   static std::array<PyObject*, kNames.size()> all{};

@@ -1,15 +1,18 @@
-#include <array>
-#include <cstddef>
+#include <complex>
 #include <cstdint>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
-#include "../extensions/cuda/fake_cuda.h"
-#include "../extensions/memory/kernels/kernel_memory.h"
+#include "../core/support/sizes.h"
+#include "../extensions/cuda/gpu.h"
+#include "../extensions/memory/kernel_memory.h"
 #include "bind.h"
+#include "interpreter.h"
 #include "module.h"
 
 namespace py = pybind11;
@@ -18,45 +21,104 @@ namespace torchext::python {
 
 namespace {
 
-// The steps of a kernel: the kind, the number of the block, workspace or result, and the bytes.
-using KernelSteps = std::vector<std::tuple<std::string, std::int64_t, std::int64_t>>;
+// While an instance exists, tracers and profilers do not observe Python code on this thread.
+class UntracedGuard {
+ public:
+  UntracedGuard() : thread_{PyThreadState_Get()} {
+    PyThreadState_EnterTracing(thread_);
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(UntracedGuard);
+  ~UntracedGuard() {
+    PyThreadState_LeaveTracing(thread_);
+  }
 
-KernelSteps asTuples(c10::ArrayRef<KernelStep> steps) {
-  static constexpr std::array<const char*, 4> kStepNames{"allocate", "free", "workspace", "result"};
-  KernelSteps result;
-  for (const KernelStep& step : steps) {
-    result.emplace_back(kStepNames.at(static_cast<std::size_t>(step.kind)), step.block, step.bytes);
+ private:
+  PyThreadState* thread_;
+};
+
+template <typename... Arguments>
+py::object callProvided(Provided what, const Arguments&... arguments) {
+  return py::reinterpret_borrow<py::object>(provided(what))(arguments...);
+}
+
+template <typename Values, typename Convert>
+py::tuple asTuple(const Values& values, const Convert& convert) {
+  py::tuple result{values.size()};
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    PyTuple_SET_ITEM(result.ptr(), toSigned(i), py::object{convert(values[i])}.release().ptr());
   }
   return result;
 }
 
-template <typename Slots>
-torch::jit::Stack asStack(const py::tuple& values, const Slots& slots) {
-  TORCH_CHECK_VALUE(values.size() == slots.size(), "The schema expects ", slots.size(), " values, got ", values.size(),
-                    ".");
-  torch::jit::Stack stack;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    stack.push_back(torch::jit::toIValue(values[i], slots[i].type()));
-  }
-  return stack;
+py::tuple asTuple(c10::IntArrayRef numbers) {
+  return asTuple(numbers, [](std::int64_t number) { return py::int_{number}; });
 }
 
-// Returns the steps of the kernel of a call before and after its results. Arguments and results are given by position.
-std::tuple<KernelSteps, KernelSteps> kernelMemory(const std::string& name,
-                                                  const std::string& overload,
-                                                  const py::tuple& args,
-                                                  const py::tuple& results) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  const torch::jit::Stack arguments = asStack(args, op.schema().arguments());
-  const torch::jit::Stack values = asStack(results, op.schema().returns());
-  const KernelMemory memory = kernelMemoryOf(op, arguments, values, fakeGpu());
-  return {asTuples(memory.before_results), asTuples(memory.after_results)};
+py::object describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return py::none();
+  }
+  const py::handle dtype{reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()))};
+  return callProvided(Provided::kKernelGeometry, asTuple(tensor.sizes()), asTuple(tensor.strides()), dtype,
+                      tensor.storage_offset());
+}
+
+// Describes tensors, and converts numbers, strings and lists of these. Rules read no other values.
+py::object describe(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return describe(value.toTensor());
+  }
+  if (value.isInt()) {
+    return py::int_{value.toInt()};
+  }
+  if (value.isBool()) {
+    return py::bool_{value.toBool()};
+  }
+  if (value.isDouble()) {
+    return py::float_{value.toDouble()};
+  }
+  if (value.isComplexDouble()) {
+    return py::cast(std::complex<double>{value.toComplexDouble()});
+  }
+  if (value.isString()) {
+    return py::str{value.toStringRef()};
+  }
+  if (value.isList()) {
+    return asTuple(value.toListRef(), [](const c10::IValue& item) { return describe(item); });
+  }
+  return py::none();
+}
+
+py::tuple describeAll(c10::ArrayRef<c10::IValue> values) {
+  return asTuple(values, [](const c10::IValue& value) { return describe(value); });
+}
+
+c10::SmallVector<KernelStep, 2> asSteps(const py::handle& list) {
+  c10::SmallVector<KernelStep, 2> steps;
+  for (const py::handle step : list) {
+    const auto [kind, bytes, block] = step.cast<std::tuple<int, std::int64_t, std::int32_t>>();
+    steps.push_back({static_cast<KernelStep::Kind>(kind), bytes, block});
+  }
+  return steps;
+}
+
+KernelMemory applyRule(const c10::OperatorHandle& op,
+                       c10::ArrayRef<c10::IValue> arguments,
+                       c10::ArrayRef<c10::IValue> results,
+                       const GpuDescription& gpu) {
+  const py::gil_scoped_acquire gil;
+  const UntracedGuard untraced;
+  const py::object steps = callProvided(Provided::kKernelSteps, c10::toString(op.operator_name()),
+                                        describeAll(arguments), describeAll(results),
+                                        std::tuple{gpu.major, gpu.multiprocessors, gpu.max_threads_per_multiprocessor});
+  return {asSteps(steps[py::int_{0}]), asSteps(steps[py::int_{1}])};
 }
 
 }  // namespace
 
 void bindKernelMemory(py::module_& module) {
-  module.def("kernel_memory", torch::wrap_pybind_function(kernelMemory));
+  bind(module, "set_kernel_operators",
+       [](const std::vector<std::string>& operators) { setKernelRules(operators, &applyRule); });
 }
 
 }  // namespace torchext::python

@@ -14,7 +14,6 @@
 #include "../extensions/cuda/fake_cuda.h"
 #include "../extensions/memory/cuda_settings.h"
 #include "../extensions/memory/device_memory.h"
-#include "../extensions/memory/kernels/blas_workspace.h"
 #include "../extensions/memory/memory_counter.h"
 #include "../extensions/memory/out_of_memory.h"
 #include "../extensions/memory/real_allocations.h"
@@ -33,11 +32,6 @@ DeviceMemory& memoryOf(std::int64_t index) {
   TORCH_CHECK(index >= 0 && index < count, "CUDA error: invalid device ordinal: got device ", index, ", but there are ",
               static_cast<int>(count), " fake CUDA devices.");
   return DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(index)});
-}
-
-template <BlasWorkspace::Library kLibrary>
-std::int64_t workspaceSize() {
-  return blasWorkspaceSize(kLibrary, fakeGpu());
 }
 
 py::dict asDict(const MemoryStat& stat) {
@@ -510,8 +504,6 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
   module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
   module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));
-  bind(module, "cublas_workspace_size", &workspaceSize<BlasWorkspace::Library::kCublas>);
-  bind(module, "cublaslt_workspace_size", &workspaceSize<BlasWorkspace::Library::kCublasLt>);
   bind(module, "simulate_allocations", simulateAllocations);
   bindTimeline(module);
   bind(module, "open_memory_tracker", openTracker);

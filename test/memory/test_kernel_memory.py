@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ import forked
 import pytest
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchext import _C
 from torchext.fake import FakeGPU, fake_mode
+from torchext.memory.kernels import calls
+from torchext.memory.kernels.calls import Gpu, KernelCall
+from torchext.memory.kernels.geometry import Geometry, contiguous
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -31,54 +37,50 @@ FREES_WORKSPACES = RELEASE >= (2, 15)
 MIB = 2**20
 
 
+H100 = Gpu(major=9, multiprocessors=132, max_threads_per_multiprocessor=2048)
+A100 = Gpu(major=8, multiprocessors=108, max_threads_per_multiprocessor=2048)
+
+NAMES = ("allocate", "free", "workspace", "result")
+"""The kinds of steps."""
+
+
 def decode(value: Any) -> Any:
-    """Return an argument from its encoding by record_kernels.py."""
+    """Return the description of an argument from its encoding by record_kernels.py."""
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return tuple(map(decode, value))
     if not isinstance(value, dict):
         return value
     if "t" in value:
-        return decode_tensor(value)
-    if "float" in value:
-        return float(value["float"])
-    if "device" in value:
-        return torch.device(value["device"])
-    return getattr(torch, next(iter(value.values())))
+        dtype = getattr(torch, value["t"])
+        strides = value.get("st") or contiguous(value["s"], dtype).strides
+        return Geometry(value["s"], strides, dtype, value.get("o", 0))
+    return float(value["float"]) if "float" in value else None
 
 
-def decode_tensor(value: dict[str, Any]) -> Tensor:
-    """Return a tensor with these metadata."""
-    options = {"dtype": getattr(torch, value["t"]), "device": value.get("d", "cuda")}
-    sizes, offset = value["s"], value.get("o", 0)
-    if "st" not in value and not offset:
-        return torch.empty(sizes, **options)
-    strides = value.get("st") or torch.empty(sizes, device="meta").stride()
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    return torch.empty(offset + extent, **options).as_strided(sizes, strides, offset)
+def matrix(*sizes: int, dtype: torch.dtype = torch.float32) -> Geometry:
+    """Return the description of a contiguous tensor."""
+    return contiguous(sizes, dtype)
 
 
-def steps_of(op: str, arguments: Sequence[Any], results: Sequence[Any], *, named: Sequence[str] = ("R0",)) -> str:
+def steps_of(
+    op: str, arguments: Sequence[Any], results: Sequence[Any], *, named: Sequence[str] = ("R0",), gpu: Gpu = H100
+) -> str:
     """Return the rule's steps of a call in the format of record_kernels.py. `named` are the allocated results."""
-    name, _, overload = op.partition(".")
-    before, after = _C.kernel_memory(name, overload, tuple(arguments), tuple(results))
-    explicit = {number for what, number, _ in before + after if what == "result"}
-    between = [("result", int(name[1:]), 0) for name in sorted(named) if int(name[1:]) not in explicit]
+    # The operators without a rule that are recorded show that they need none.
+    before, after = calls.steps_of(op, arguments, results, gpu) if op in calls.RULES else ([], [])
+    explicit = {number for kind, _, number in before + after if NAMES[kind] == "result"}
+    between = [(calls.RESULT, 0, int(name[1:])) for name in sorted(named) if int(name[1:]) not in explicit]
     written: list[str] = []
-    numbers: dict[int, int] = {}
-    alive: list[int] = []
-    for what, number, size in [*before, *between, *after]:
-        if what == "allocate":
-            numbers[number] = len(numbers)
-            alive.append(number)
-            written.append(f"A{numbers[number]}:{size}")
-        elif what == "free":
-            alive.remove(number)
-            written.append(f"F{numbers[number]}")
-        elif what == "workspace":
+    for kind, size, number in [*before, *between, *after]:
+        if NAMES[kind] == "allocate":
+            written.append(f"A{number}:{size}")
+        elif NAMES[kind] == "free":
+            written.append(f"F{number}")
+        elif NAMES[kind] == "workspace":
             written.append(f"W{number}:{size}")
         elif f"R{number}" in named:
             written.append(f"R{number}")
-    return " ".join(written + [f"F{numbers[number]}" for number in alive])
+    return " ".join(written)
 
 
 def without_workspaces(steps: str) -> str:
@@ -97,8 +99,8 @@ def mismatches(lines: Sequence[str]) -> Iterator[str]:
 
 
 @pytest.fixture
-def cuda() -> Iterator[None]:
-    with fake_mode(gpu=FakeGPU("H100-80GB")), torch.backends.cudnn.flags(enabled=False):
+def without_cudnn() -> Iterator[None]:
+    with torch.backends.cudnn.flags(enabled=False):
         yield
 
 
@@ -107,7 +109,7 @@ class TestTraces:
 
     @pytest.mark.skipif(FREES_WORKSPACES, reason="since 2.15 only a variable of the environment has workspaces kept")
     @pytest.mark.parametrize("op", OPERATORS)
-    def test_rules_match_recorded_allocations(self, cuda: None, op: str) -> None:
+    def test_rules_match_recorded_allocations(self, without_cudnn: None, op: str) -> None:
         lines = [line for line in TRACES if json.loads(line)["op"] == op]
         assert list(mismatches(lines)) == []
 
@@ -115,9 +117,8 @@ class TestTraces:
     def test_rules_match_recorded_allocations_with_persistent_workspaces(self) -> None:
         program = (
             "import torch\n"
-            "from torchext.fake import FakeGPU, fake_mode\n"
             "from test_kernel_memory import TRACES, mismatches\n"
-            "with fake_mode(gpu=FakeGPU('H100-80GB')), torch.backends.cudnn.flags(enabled=False):\n"
+            "with torch.backends.cudnn.flags(enabled=False):\n"
             "    print(*mismatches(TRACES), sep='\\n', end='')\n"
         )
         assert run(program, TORCH_CUBLAS_WORKSPACE_CACHE="1") == ""
@@ -125,28 +126,29 @@ class TestTraces:
 
 def run(program: str, **variables: str) -> str:
     """Return the output of a new process with these environment variables."""
-    here = os.fspath(Path(__file__).parent)
-    environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    here = Path(__file__).parent
+    path = os.pathsep.join([os.fspath(here), os.fspath(here.parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | variables | {"PYTHONPATH": path}
     return forked.run([sys.executable, "-c", program], env=environment, check=True).stdout
 
 
-def workspaces_of(op: str, arguments: Sequence[Any], results: Sequence[Any]) -> list[str]:
+def workspaces_of(op: str, arguments: Sequence[Any], results: Sequence[Any], gpu: Gpu = H100) -> list[str]:
     """Return the workspace steps of a call: before 2.15 the persistent ones, and since then the allocations."""
-    return [re.sub(r"^A\d+", "A", step) for step in steps_of(op, arguments, results).split() if step[0] in "WA"]
+    steps = steps_of(op, arguments, results, gpu=gpu).split()
+    return [re.sub(r"^A\d+", "A", step) for step in steps if step[0] in "WA"]
 
 
 class TestWorkspaces:
     """Follows `getCurrentCUDABlasHandle()` and `getCUDABlasLtWorkspace()` in CublasHandlePool.cpp."""
 
-    def test_products_need_the_workspace_of_the_device(self, cuda: None) -> None:
-        a = torch.empty(8, 8, device="cuda")
+    def test_products_need_the_workspace_of_the_device(self) -> None:
+        a = matrix(8, 8)
         expected = f"A:{32 * MIB}" if FREES_WORKSPACES else f"W0:{32 * MIB}"
         assert workspaces_of("aten::mm", [a, a], [a]) == [expected]
 
     def test_a_device_of_before_hopper_has_a_smaller_one(self) -> None:
-        with fake_mode(gpu=FakeGPU("A100-80GB")):
-            a = torch.empty(8, 8, device="cuda")
-            (step,) = workspaces_of("aten::mm", [a, a], [a])
+        a = matrix(8, 8)
+        (step,) = workspaces_of("aten::mm", [a, a], [a], A100)
         assert step.partition(":")[2] == str(8519680)
 
     @pytest.mark.skipif(not FREES_WORKSPACES, reason="before 2.15 both libraries share a workspace")
@@ -163,10 +165,9 @@ class TestWorkspaces:
         ],
     )
     def test_a_bias_is_added_by_cublaslt(
-        self, cuda: None, bias: tuple[int, ...], beta: float, dtype: torch.dtype, size: int
+        self, bias: tuple[int, ...], beta: float, dtype: torch.dtype, size: int
     ) -> None:
-        a = torch.empty(8, 8, device="cuda", dtype=dtype)
-        vector = torch.empty(bias, device="cuda", dtype=dtype)
+        a, vector = matrix(8, 8, dtype=dtype), matrix(*bias, dtype=dtype)
         assert workspaces_of("aten::addmm", [vector, a, a, beta, 1], [a]) == [f"A:{size}"]
 
     @pytest.mark.cases(2)
@@ -183,11 +184,10 @@ class TestWorkspaces:
     def test_the_environment_decides_the_size(self, variables: dict[str, str], size: int) -> None:
         program = (
             "import torch\n"
-            "from torchext import _C\n"
-            "from torchext.fake import fake_mode\n"
-            "with fake_mode(gpu=True):\n"
-            "    a = torch.empty(8, 8, device='cuda')\n"
-            "    print([step[2] for step in _C.kernel_memory('aten::mm', '', (a, a), (a,))[1] if step[2]])\n"
+            "from torchext.memory.kernels.calls import Gpu, steps_of\n"
+            "from torchext.memory.kernels.geometry import contiguous\n"
+            "a = contiguous([8, 8], torch.float32)\n"
+            "print([step[1] for step in steps_of('aten::mm', [a, a], [a], Gpu(9, 132, 2048))[1] if step[1]])\n"
         )
         assert run(program, **variables).strip() == str([size] if size else [])
 
@@ -220,3 +220,165 @@ class TestWorkspaces:
             a = torch.empty(8, 8, device="cuda")
             a @ a
             assert torch.cuda.max_memory_allocated() == 2 * 512 + 32 * MIB
+
+
+class TestDescriptions:
+    """The core describes a call to its rule."""
+
+    @pytest.fixture
+    def described(self, monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
+        """Return the calls of two operators that reach their rules."""
+        seen: list[KernelCall] = []
+        for op in ("aten::convolution_backward", "aten::_index_put_impl_"):
+            monkeypatch.setitem(calls.RULES, op, seen.append)
+        return seen
+
+    def test_arguments_and_results_arrive_by_position(self, described: list[KernelCall]) -> None:
+        with fake_mode(gpu=FakeGPU("A100-80GB")):
+            x = torch.empty(2, 5, 4, 6, device="cuda").transpose(1, 2)
+            weight = torch.empty(31, 4, 3, 3, dtype=torch.float32, device="cuda")[1:]
+            of_sizes = ([1, 1], [0, 1], [1, 1], False, [0, 0], 1)
+            gradient = torch.empty(2, 30, 3, 6, device="cuda")
+            torch.ops.aten.convolution_backward(gradient, x, weight, None, *of_sizes, [True, False, False])
+        (call,) = described
+        assert parts_of(call.tensor(1)) == ((2, 4, 5, 6), (120, 6, 24, 1), torch.float32, 0)
+        assert parts_of(call.tensor(2)) == ((30, 4, 3, 3), (36, 9, 3, 1), torch.float32, 36)
+        assert call.arguments[3:] == (None, (1, 1), (0, 1), (1, 1), False, (0, 0), 1, (True, False, False))
+        assert parts_of(call.result()) == ((2, 4, 5, 6), (120, 30, 6, 1), torch.float32, 0)
+        assert call.results[1] is None
+        assert call.gpu == A100
+
+    def test_lists_may_have_undefined_tensors(self, described: list[KernelCall]) -> None:
+        with fake_mode(gpu=True):
+            x, index = torch.empty(4, 5, device="cuda"), torch.empty(3, dtype=torch.int64, device="cuda")
+            torch.ops.aten._index_put_impl_(x, [None, index], x[:, :3], True, False)
+        first, second = described[0].arguments[1]
+        assert first is None
+        assert parts_of(second) == ((3,), (1,), torch.int64, 0)
+        assert described[0].arguments[3:] == (True, False)
+
+
+def parts_of(tensor: Geometry) -> tuple[Any, ...]:
+    return tensor.sizes, tensor.strides, tensor.dtype, tensor.offset
+
+
+class Spy(TorchFunctionMode):
+    """Collects the functions that a program calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class OperatorSpy(TorchDispatchMode):
+    """Collects the operators that a program calls."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class TestRunningRules:
+    def test_modes_and_tracers_do_not_observe_rules(self) -> None:
+        files: set[str] = set()
+        with fake_mode(gpu=True), Spy() as functions, OperatorSpy() as operators:
+            x = torch.empty(301, 70, device="cuda")
+            functions.seen.clear()
+            operators.seen.clear()
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            sys.settrace(lambda frame, *_: files.add(frame.f_code.co_filename))
+            sys.setprofile(lambda frame, *_: files.add(frame.f_code.co_filename))
+            try:
+                torch.sort(x.t())
+            finally:
+                sys.settrace(None)
+                sys.setprofile(None)
+            after = torch.cuda.memory_stats()["allocation.all.allocated"]
+        assert after == before + 3  # a rule added one to the results
+        assert functions.seen == ["t", "sort"]
+        assert operators.seen == ["aten.t.default", "aten.sort.default"]
+        rules = os.fspath(Path(calls.__file__).parent)
+        assert files
+        assert not [file for file in files if file.startswith(rules)]
+
+    def test_autograd_threads_and_others_run_rules(self) -> None:
+        def step() -> int:
+            with fake_mode(gpu=True):
+                x = torch.empty(129, 65, device="cuda", requires_grad=True)
+                x.softmax(1).sum().backward()
+                return torch.cuda.max_memory_allocated()
+
+        with ThreadPoolExecutor(2) as pool:
+            assert len({step(), *(task.result() for task in [pool.submit(step) for _ in range(4)])}) == 1
+
+    def test_error_in_a_rule_is_raised_and_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(call: KernelCall) -> None:
+            call.allocate(512)
+            raise KeyError("of a rule")
+
+        with fake_mode(gpu=True):
+            x = torch.empty(33, 35, device="cuda")
+            allocated = torch.cuda.memory_allocated()
+            with monkeypatch.context() as patch:
+                patch.setitem(calls.RULES, "aten::sort.stable", fail)
+                with pytest.raises(KeyError, match="of a rule"):
+                    torch.sort(x, stable=True)
+            assert torch.cuda.memory_allocated() == allocated
+            values, _ = torch.sort(x, stable=True)
+            assert torch.cuda.memory_allocated() == allocated + 5120 + 9728
+            assert values.shape == (33, 35)
+
+    def test_rules_are_imported_when_memory_is_first_counted(self) -> None:
+        program = (
+            "import sys, torch\n"
+            "from torchext.fake import fake_mode\n"
+            "with fake_mode():\n"
+            "    torch.empty(2, 2) @ torch.empty(2, 2)\n"
+            "print(any('memory.kernels' in name for name in sys.modules))\n"
+            "with fake_mode(gpu=True):\n"
+            "    print('torchext.memory.kernels.blas' in sys.modules)\n"
+        )
+        assert run(program).split() == ["False", "True"]
+
+
+def layouts() -> Iterator[Tensor]:
+    """Yield tensors with ambiguous and unusual strides."""
+    for sizes in (
+        (),
+        (0,),
+        (3,),
+        (2, 1),
+        (2, 3, 1),
+        (2, 1, 1, 1),
+        (2, 3, 1, 5),
+        (2, 1, 4, 5),
+        (1, 3, 4, 5),
+        (2, 0, 4, 5),
+    ):
+        x = torch.empty(sizes, device="meta")
+        yield x
+        yield x.new_empty([2 * size for size in sizes])[tuple(slice(None, None, 2) for _ in sizes)]
+        yield x.new_empty(sizes[::-1]).permute(tuple(range(len(sizes)))[::-1])
+        yield x[:1].expand(sizes) if sizes and sizes[0] else x
+    for sizes in ((2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 1, 1, 1), (2, 0, 4, 5)):
+        yield torch.empty(sizes, device="meta", memory_format=torch.channels_last)
+        yield torch.empty((*sizes, 3), device="meta", memory_format=torch.channels_last_3d)
+        yield torch.empty(sizes, device="meta", memory_format=torch.channels_last)[..., ::2]
+
+
+def test_layouts_of_descriptions_are_those_of_tensors() -> None:
+    for tensor in layouts():
+        geometry = Geometry(tensor.shape, tensor.stride(), tensor.dtype)
+        for memory_format in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d):
+            assert geometry.is_contiguous(memory_format) == tensor.is_contiguous(memory_format=memory_format)
+        assert geometry.is_dense() == torch.ops.aten.is_non_overlapping_and_dense(tensor)
+        assert geometry.memory_format() == suggest_memory_format(tensor)
+        assert contiguous(tensor.shape, tensor.dtype).strides == [*torch.empty(tensor.shape, device="meta").stride()]

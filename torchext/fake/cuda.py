@@ -51,6 +51,8 @@ def fake_cuda(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
 @contextmanager
 def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
     """Implement `fake_cuda()`. Without `gpu` the devices are described as around the block, if they are."""
+    if count:
+        from ..memory import kernels  # noqa: F401  # its rules describe the allocations of kernels
     block = _C.enter_fake_cuda(count) if count else None
     if block is None:
         if gpu is not None and count:

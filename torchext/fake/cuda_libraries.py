@@ -75,6 +75,23 @@ def _device_memory_used(device: Any = None) -> int:
     return total - free
 
 
+def _cublas_workspace_size() -> int:
+    from ..memory.kernels.blas_workspace import cublas_bytes
+
+    return cublas_bytes(_major())
+
+
+def _cublaslt_workspace_size() -> int:
+    from ..memory.kernels.blas_workspace import cublaslt_bytes
+
+    return cublaslt_bytes(_major())
+
+
+def _major() -> int:
+    _, _, (major, _), *_ = _C.fake_gpu()
+    return major
+
+
 def _unless_equal(get: Callable[[], int], variable: str) -> Callable[[int], None]:
     """Replace the setter of a workspace size, which is cached with operator results and cannot change."""
 
@@ -151,15 +168,15 @@ ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
 
 LIBRARIES: dict[str, Callable[..., Any]] = {
     "_cuda_clearCublasWorkspaces": _C.forget_workspaces,
-    "_cuda_getCublasLtWorkspaceSize": _C.cublaslt_workspace_size,
-    "_cuda_getCublasWorkspaceSize": _C.cublas_workspace_size,
+    "_cuda_getCublasLtWorkspaceSize": _cublaslt_workspace_size,
+    "_cuda_getCublasWorkspaceSize": _cublas_workspace_size,
     "_cuda_getCurrentBlasHandle": _handle,
     "_cuda_getCurrentSolverHandle": _handle,
     "_cuda_ipc_collect": _do_nothing,
     "_cuda_resetCublasLtWorkspaceSize": _do_nothing,
     "_cuda_resetCublasWorkspaceSize": _do_nothing,
-    "_cuda_setCublasLtWorkspaceSize": _unless_equal(_C.cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
-    "_cuda_setCublasWorkspaceSize": _unless_equal(_C.cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
+    "_cuda_setCublasLtWorkspaceSize": _unless_equal(_cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
+    "_cuda_setCublasWorkspaceSize": _unless_equal(_cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
 }
 
 NO_POOLS = (

@@ -297,6 +297,8 @@ def track_memory(*, trace: bool = False) -> Iterator[TrackedMemory]:
         >>> memory.peak_allocated().allocated
         4194304
     """
+    from . import kernels  # noqa: F401  # its rules describe the allocations of kernels
+
     timeline = _C.open_memory_tracker()
     observer = Observer(trace)
     memory = TrackedMemory(timeline, observer)

@@ -73,7 +73,11 @@ OperatorGroups::OperatorGroups(const char* what, Overloads overloads) : state_{n
 }
 
 void OperatorGroups::add(std::initializer_list<std::string_view> names) {
-  for (const std::string_view name : names) {
+  add(std::vector<std::string>{names.begin(), names.end()});
+}
+
+void OperatorGroups::add(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
     state_->names.emplace_back(name, state_->count);
   }
   ++state_->count;

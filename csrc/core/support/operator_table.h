@@ -34,6 +34,7 @@ class OperatorGroups {
   TORCHEXT_API OperatorGroups(const char* what, Overloads overloads);
 
   TORCHEXT_API void add(std::initializer_list<std::string_view> names);
+  void add(const std::vector<std::string>& names);
 
   // Returns the number of the group that has the operator, or -1.
   TORCHEXT_API int find(const c10::OperatorHandle& op) const;

@@ -24,7 +24,7 @@
 #include "../../core/support/locks.h"
 #include "../../libraries/caching_allocator/allocator_stats.h"
 #include "../../libraries/caching_allocator/caching_allocator.h"
-#include "kernels/kernel_memory.h"
+#include "kernel_memory.h"
 #include "timeline.h"
 
 namespace torchext {

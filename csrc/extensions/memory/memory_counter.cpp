@@ -23,7 +23,7 @@
 #include "../cuda/philox.h"
 #include "../cuda/streams.h"
 #include "device_memory.h"
-#include "kernels/kernel_memory.h"
+#include "kernel_memory.h"
 #include "real_allocations.h"
 #include "timeline.h"
 

@@ -1,9 +1,12 @@
 #pragma once
 
 // The memory that PyTorch's CUDA kernels allocate besides their results: workspaces, buffers for reductions, copies of
-// arguments.
+// arguments. The rules are in the language of the program: NOTE [Allocations of kernels],
+// torchext/memory/kernels/__init__.py.
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -11,20 +14,9 @@
 #include <c10/util/SmallVector.h>
 #include <torchext/macros.h>
 
-#include "../../cuda/gpu.h"
+#include "../cuda/gpu.h"
 
 namespace torchext {
-
-// NOTE [Allocations of kernels]
-//
-// A CUDA kernel allocates more than its results from the same allocator: copies of arguments in a layout that the
-// library cannot read, buffers that combine the partial results of a reduction, temporary storage of sorts, and the
-// cuBLAS workspace. A peak is often inside such a call, and the freed blocks decide where the next tensors are placed.
-// So each kernel that allocates has a rule that repeats its allocations and frees in order.
-//
-// The rules come from PyTorch's sources and from the CUDA build of PyTorch 2.15: test/oracle/record_kernels.py runs
-// calls there without a GPU, and test/memory/test_kernel_memory.py compares its records with the rules. A kernel
-// without a rule is assumed to allocate only its results, in the order in which they are returned.
 
 // One step of a kernel.
 struct KernelStep {
@@ -54,13 +46,23 @@ struct KernelMemory {
   }
 };
 
-// Returns true if calls of `op` may allocate besides their results. Costs one table lookup.
-TORCHEXT_API bool hasKernelMemory(const c10::OperatorHandle& op);
-
 // Returns the steps of the kernel for a call with these metadata on `gpu`.
-TORCHEXT_API KernelMemory kernelMemoryOf(const c10::OperatorHandle& op,
-                                         c10::ArrayRef<c10::IValue> arguments,
-                                         c10::ArrayRef<c10::IValue> results,
-                                         const GpuDescription& gpu);
+using KernelRules = KernelMemory (*)(const c10::OperatorHandle& op,
+                                     c10::ArrayRef<c10::IValue> arguments,
+                                     c10::ArrayRef<c10::IValue> results,
+                                     const GpuDescription& gpu);
+
+// Sets the rules of `operators` (full names), before memory of CUDA devices is counted. Later calls do nothing. Until
+// then, as in programs written in C++ only, kernels allocate only their results.
+TORCHEXT_API void setKernelRules(const std::vector<std::string>& operators, KernelRules rules);
+
+// Returns true if calls of `op` may allocate besides their results. Costs one table lookup.
+bool hasKernelMemory(const c10::OperatorHandle& op);
+
+// Applies the rule of `op`, which must have one. Needs the interpreter. Throws what the rule raises, without effects.
+KernelMemory kernelMemoryOf(const c10::OperatorHandle& op,
+                            c10::ArrayRef<c10::IValue> arguments,
+                            c10::ArrayRef<c10::IValue> results,
+                            const GpuDescription& gpu);
 
 }  // namespace torchext

@@ -1,0 +1,45 @@
+"""The memory that PyTorch's CUDA kernels allocate besides their results.
+
+These are workspaces, buffers for reductions, and copies of arguments.
+
+NOTE [Allocations of kernels]
+
+A CUDA kernel allocates more than its results from the same allocator: copies of arguments in a layout that the library
+cannot read, buffers that combine the partial results of a reduction, temporary storage of sorts, and the cuBLAS
+workspace. A peak is often inside such a call, and the freed blocks decide where the next tensors are placed. So each
+kernel that allocates has a rule that repeats its allocations and frees in order.
+
+The rules come from PyTorch's sources and from the CUDA build of PyTorch 2.15: test/oracle/record_kernels.py runs calls
+there without a GPU, and test/memory/test_kernel_memory.py compares its records with the rules. A kernel without a rule
+is assumed to allocate only its results, in the order in which they are returned.
+
+The core calls the rule of an operator when it counts memory and the call is not cached (csrc/memory/kernel_memory.h).
+That may happen in any thread and inside of any mode. So a rule reads the descriptions that it gets, and calls neither
+operators nor functions of `torch` that a mode could observe.
+"""
+
+from __future__ import annotations
+
+from ... import _C
+from . import (  # noqa: F401
+    attention,
+    batch_norm,
+    blas,
+    convolution,
+    distance,
+    image,
+    indexing,
+    loss,
+    normalization,
+    random,
+    reduction,
+    sorting,
+)
+from .calls import RULES, steps_of
+from .geometry import Geometry
+
+__all__: list[str] = []
+
+_C.provide("kernel_geometry", Geometry)
+_C.provide("kernel_steps", steps_of)
+_C.set_kernel_operators([*RULES])
