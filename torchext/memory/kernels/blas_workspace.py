@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
+from warnings import warn
 
-from ... import _C
 from ...tools.torch_release import DIFFERENCES
 from .calls import KernelCall
 
@@ -65,7 +65,7 @@ def _flag(name: str) -> bool | None:
     """Follow `c10::utils::check_env()`, which ignores other values than 0 and 1."""
     value = os.environ.get(name)
     if value not in ("0", "1", None):
-        _C.warn_of_meta_kernel(f"Ignoring invalid value for boolean flag {name}: {value}valid values are 0 or 1.")
+        warn(f"Ignoring invalid value for boolean flag {name}: {value}valid values are 0 or 1.", stacklevel=2)
     return {"0": False, "1": True}.get(value or "")
 
 

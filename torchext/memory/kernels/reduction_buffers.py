@@ -52,9 +52,9 @@ def reduce_on_gpu(
     max_threads = 256 if source.dtype is torch.complex128 else 512
     for loop in _Loop.of_reduction(source, results, dims, keepdim).in_32_bits():
         buffer, semaphores = loop.buffers(call.gpu, max_threads, accumulator, vector)
-        if buffer:
-            blocks = call.allocate(buffer), call.allocate(semaphores)
-            call.free(*reversed(blocks))
+        with call:
+            call.allocate(buffer)
+            call.allocate(semaphores)
 
 
 class _Loop:
