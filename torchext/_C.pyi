@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, TracebackType
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -149,24 +149,45 @@ def fill_truncated(
 ) -> int | None: ...
 def is_fill_exact(is_normal: bool, dtype: torch.dtype) -> bool: ...
 def is_cut_fill_exact(is_normal: bool, dtype: torch.dtype) -> bool: ...
-def time_operators(tensors: list[Tensor], measures: bool) -> list[tuple[str, int, int, float, float | None]]: ...
 
-ExplainedOperation: TypeAlias = tuple[
-    str,
-    str,
-    list[int],
-    list[tuple[int, list[int], torch.dtype]],
-    int | None,
-    int | None,
-    str,
-    bool,
-    str,
-    tuple[int, int, list[int], list[int], list[int], list[int]] | None,
-]
+class RecordedTensor(NamedTuple):
+    # The operator that has written the recorded value, by its index, the number of its output, and the bytes of the
+    # storage; for a constant None, a number that identifies it, and its bytes. None if only metadata are used, for new
+    # outputs, and for tensors that were real.
+    value: tuple[int | None, int, int] | None
+    is_real: bool
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    bits: tuple[bool, bool, bool]  # conjugated, negated, zeros of forward AD
 
-def explain(
-    tensors: list[Tensor], uses_computed: bool = ...
-) -> tuple[list[ExplainedOperation], list[tuple[int, str]], tuple[int, int]]: ...
+class PlannedOperator(NamedTuple):
+    place: int
+    way: int  # `Way` in csrc/deferred_init/plan/replay_plan.h
+    share: float  # of the outputs
+    steps: list[int]
+    # The computed parts of the outputs, as ranges of all dimensions, None for a whole one. None if all is computed.
+    parts: list[list[tuple[int, int] | None]] | None
+    reads: list[int | None]  # the places of the writers
+    memory: list[tuple[int, int]]  # `Origin` of each output, and its bytes
+    drops: list[tuple[int, int]]  # an operator, by its index, and the number of its output
+
+class RecordedOperator(NamedTuple):
+    name: str
+    overload: str
+    arguments: list[tuple[str, bool, object, object]]  # name, is keyword-only, value, default or `...`
+    tensors: list[RecordedTensor | complex]
+    writes: list[RecordedTensor]  # an argument that keeps its size, or a new tensor
+    tape: tuple[torch.device, int, int | None] | None  # of the generator: device, position, and length of the draws
+    source: str
+    allocates: bool
+    plan: PlannedOperator | None
+
+def read_recordings(
+    tensors: list[Tensor], uses_computed: bool = ..., measures: bool = ...
+) -> tuple[list[RecordedOperator], list[tuple[RecordedTensor, int | None]], tuple[int, int], list[float]]: ...
+def seconds_of_call(name: str, overload: str, arguments: list[object], dtype: torch.dtype, count: int) -> float: ...
 def enter_tracing() -> None: ...
 def leave_tracing() -> None: ...
 def check_dispatch_state() -> list[str]: ...
@@ -326,7 +347,6 @@ def memory_number(tensor: Tensor) -> int: ...
 def fake_address(storage: torch.UntypedStorage) -> int: ...
 
 class MemoryTimeline:
-    def mark_activations(self) -> None: ...
     def count_events(self) -> int: ...
     def devices(self) -> list[str]: ...
     def peak(self, device: str, begin: int, end: int, of_reserved: bool) -> MemoryPoint: ...

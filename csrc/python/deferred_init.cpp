@@ -6,8 +6,6 @@
 #include "../core/support/leases.h"
 #include "../core/support/locks.h"
 #include "../core/support/recycled_memory.h"
-#include "../extensions/explanations/explain.h"
-#include "../extensions/explanations/operator_times.h"
 #include "../extensions/explanations/recording_digest.h"
 #include "../extensions/placement/adopt.h"
 #include "../extensions/placement/placed.h"
@@ -91,56 +89,6 @@ pybind11::object allFakesIfIn(const pybind11::object& container) {
   // Only fake storages and open blocks hold this lease.
   is_complete = is_complete && leaseOfFakes().holders() == toSigned(storages.size());
   return is_complete ? pybind11::object{std::move(fakes)} : pybind11::none();
-}
-
-// Returns the plan of an operation that runs, as a tuple in the order of the fields of
-// torchext.deferred_init.PlannedOperation, or None.
-pybind11::object planned(const ExplainedOperation& operation) {
-  if (!operation.place) {
-    return pybind11::none();
-  }
-  std::vector<int> origins;
-  for (const Origin origin : operation.origins) {
-    origins.push_back(static_cast<int>(origin));
-  }
-  return pybind11::make_tuple(*operation.place, static_cast<int>(operation.way), operation.steps, origins,
-                              operation.nbytes, operation.drops);
-}
-
-// Returns three things: the operations, as tuples in the order of the fields of
-// torchext.deferred_init.RecordedOperation, ending with the plan; for each tensor the number of its value and the view
-// of it; and the peak and the total bytes written by the plan.
-pybind11::tuple explainTensors(const Tensors& tensors, bool uses_computed) {
-  const Explanation explanation = explain(tensors, uses_computed ? CacheUse::kReads : CacheUse::kNone);
-  pybind11::list operations;
-  for (const ExplainedOperation& operation : explanation.operations) {
-    pybind11::list writes;
-    for (const ExplainedValue& value : operation.writes) {
-      writes.append(pybind11::make_tuple(value.number, value.shape, value.dtype));
-    }
-    operations.append(pybind11::make_tuple(operation.name, operation.call, operation.reads, writes,
-                                           operation.generator_offset, operation.draws, operation.source,
-                                           operation.runs, operation.parts, planned(operation)));
-  }
-  pybind11::list shown;
-  for (const ExplainedTensor& tensor : explanation.tensors) {
-    shown.append(pybind11::make_tuple(tensor.value, tensor.text));
-  }
-  return pybind11::make_tuple(operations, shown, pybind11::make_tuple(explanation.peak, explanation.written));
-}
-
-// Returns tuples in the order of the fields of torchext.deferred_init.timing.TimedOperator.
-pybind11::list timeOperatorsOf(const Tensors& tensors, bool measures) {
-  std::vector<TimedOperator> operators;
-  {
-    const pybind11::gil_scoped_release no_gil;
-    operators = raisingOwnClass([&] { return timeOperators(tensors, measures); });
-  }
-  pybind11::list timed;
-  for (const TimedOperator& one : operators) {
-    timed.append(pybind11::make_tuple(one.name, one.tensor, one.nbytes, one.predicted, one.measured));
-  }
-  return timed;
 }
 
 // Returns each digest as two numbers.
@@ -228,10 +176,6 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "skip_fill", skipFill);
   bind(module, "materialize_as_fakes", materializeAsFakes);
   bind(module, "materializes_as_fakes", materializesAsFakes);
-  module.def("explain", torch::wrap_pybind_function(explainTensors), pybind11::arg("tensors"),
-             pybind11::arg("uses_computed") = false);
-  module.def("time_operators", torch::wrap_pybind_function(timeOperatorsOf), pybind11::arg("tensors"),
-             pybind11::arg("measures"));
   bind(module, "digests_of_recordings", digestsOf);
   bind(module, "sources_of", sourcesOfTensors);
   bind(module, "enter_tracing", enterTracing);

@@ -451,7 +451,6 @@ std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> eventsOf(
 
 void bindTimeline(py::module_& module) {
   py::class_<Timeline, std::shared_ptr<Timeline>>(module, "MemoryTimeline")
-      .def("mark_activations", &Timeline::markActivations)
       .def("count_events", &Timeline::countEvents)
       .def("devices", &devicesOf)
       .def("peak", [](const Timeline& timeline, const std::string& device, std::int64_t begin, std::int64_t end,

@@ -83,6 +83,7 @@ PYBIND11_MODULE(_C, module) {
   bindReleases(module);
   torchext::python::bindFake(module);
   torchext::python::bindDeferredInit(module);
+  torchext::python::bindRecordings(module);
   torchext::python::bindCollectives(module);
   torchext::python::bindFills(module);
   torchext::python::bindInference(module);

@@ -7,6 +7,7 @@ namespace torchext::python {
 // Each adds the functions of one feature to the module `torchext._C`.
 void bindFake(pybind11::module_& module);
 void bindDeferredInit(pybind11::module_& module);
+void bindRecordings(pybind11::module_& module);
 void bindCollectives(pybind11::module_& module);
 void bindFills(pybind11::module_& module);
 void bindInference(pybind11::module_& module);

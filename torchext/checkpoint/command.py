@@ -22,6 +22,7 @@ from torch.nn import Module
 
 from .. import _C, terminal
 from ..deferred_init import deferred_init, is_deferred
+from ..deferred_init.timing import timed_operators
 from ..tools.sizes import bytes_of, readable
 from ..user_functions import FAILED, MisuseError, ProgramError, find_function, report_error
 from .contents import SUFFIX
@@ -294,9 +295,7 @@ def _print(plan: dict[str, Any], *, has_place: bool) -> None:
 
 
 def _seconds_to_compute(plan: Plan) -> float:
-    deferred = [tensor for tensor in plan.contents.tensors.values() if _C.is_deferred(tensor)]
-    by_storage = {tensor.untyped_storage()._cdata: tensor for tensor in deferred}
-    return sum(operator[3] for operator in _C.time_operators(list(by_storage.values()), False))
+    return sum(one.predicted for one in timed_operators(plan.contents.tensors.values(), measured=False))
 
 
 def _seconds_to_write(plan: Plan) -> float | None:

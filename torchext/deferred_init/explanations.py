@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import Module
@@ -14,6 +14,7 @@ from torch.nn import Module
 from .. import _C
 from ..tools.held_tensors import held_tensors
 from ..tools.results import Column, Items, Table, plain
+from .recorded_calls import text_of_call, text_of_parts, text_of_tensor
 
 __all__ = ["Explanation", "RecordedOperation", "RecordedValue", "explain", "export_graph"]
 
@@ -75,6 +76,89 @@ class RecordedOperation:
         return f"{', '.join(map(str, self.writes))} = {self.call}" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
+class PlannedCall(NamedTuple):
+    """A recorded operation that a replay runs, its part of the plan, and the numbers of the values to drop then."""
+
+    operation: RecordedOperation
+    plan: _C.PlannedOperator
+    drops: tuple[int, ...]
+
+
+class Program:
+    """The recorded operations that make some tensors, and the plan to compute these together.
+
+    Args:
+        tensors: Tensors that have recordings.
+        uses_computed: Leave out the operators of values that were computed when they were read, and kept.
+
+    Attributes:
+        operations: The operations, in recording order. Constants precede their first readers.
+        planned: Those that run, in the same order.
+        results: For each tensor, the number of its value, and an expression such as `%1 as float32[2] at 2`.
+        peak: The peak of memory, in bytes, with the tensors.
+        written: The bytes that the operations write.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], *, uses_computed: bool = False) -> None:
+        self.operations: list[RecordedOperation] = []
+        self.planned: list[PlannedCall] = []
+        self._wholes: list[_C.RecordedTensor] = []  # by number
+        self._numbers: dict[tuple[int | None, int], int] = {}
+        operators, shown, (self.peak, self.written), _ = _C.read_recordings(tensors, uses_computed)
+        for index, operator in enumerate(operators):
+            self._add(index, operator)
+        self.results = [(self._number(tensor), self._show(tensor)) for tensor, _ in shown]
+
+    def _add(self, index: int, operator: _C.RecordedOperator) -> None:
+        tensors = [one for one in operator.tensors if isinstance(one, _C.RecordedTensor)]
+        reads = [self._number(tensor) for tensor in tensors if tensor.value is not None]
+        call = text_of_call(operator, self._show)
+        writes = [self._new_value((index, i), self._whole(tensor)) for i, tensor in enumerate(operator.writes)]
+        _, offset, draws = operator.tape or (None, None, None)
+        plan = operator.plan if operator.plan is not None and operator.plan.parts != [] else None
+        operation = RecordedOperation(
+            name=operator.name,
+            call=call,
+            reads=tuple(reads),
+            writes=tuple(writes),
+            generator_offset=offset,
+            draws=draws,
+            source=operator.source or None,
+            # Allocations write nothing that is read. If they are not planned, other code allocates the memory.
+            runs=plan is not None or operator.allocates,
+            parts=None if plan is None else text_of_parts(plan.parts or ()) or None,
+        )
+        self.operations.append(operation)
+        if plan is not None:
+            self.planned.append(PlannedCall(operation, plan, tuple(self._numbers[value] for value in plan.drops)))
+
+    def _new_value(self, key: tuple[int | None, int], whole: _C.RecordedTensor) -> RecordedValue:
+        self._numbers[key] = number = len(self._wholes)
+        self._wholes.append(whole)
+        return RecordedValue(number, whole.sizes, whole.dtype)
+
+    def _number(self, tensor: _C.RecordedTensor) -> int:
+        assert tensor.value is not None
+        operator, output, nbytes = tensor.value
+        if (operator, output) not in self._numbers:
+            value = self._new_value((operator, output), tensor)
+            call = f"constant({nbytes} bytes)"
+            self.operations.append(RecordedOperation("constant", call, (), (value,), None, None, None))
+        return self._numbers[operator, output]
+
+    def _whole(self, written: _C.RecordedTensor) -> _C.RecordedTensor:
+        """Return the tensor of all of a value: an operator that writes through a view leaves the rest unchanged."""
+        return self._wholes[self._number(written)] if written.value is not None else written
+
+    def _show(self, tensor: _C.RecordedTensor) -> str:
+        if tensor.value is None:
+            return f"{'real' if tensor.is_real else 'like'} {text_of_tensor(tensor)}"
+        number = self._number(tensor)
+        if self._wholes[number][1:] == tensor[1:]:  # all but the value
+            return f"%{number}"
+        return f"%{number} as {text_of_tensor(tensor)}" + (f" at {tensor.offset}" if tensor.offset else "")
+
+
 class Explanation(Items[RecordedOperation]):
     """Recorded operations, in the order in which they were recorded. Prints as a program, with a line for each."""
 
@@ -120,30 +204,9 @@ def explain(tensor: torch.Tensor) -> Explanation:
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"explain() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
-    operations, ((_, result),) = _explain([tensor])
-    return Explanation(operations, result)
-
-
-def _explain(tensors: list[torch.Tensor]) -> tuple[list[RecordedOperation], list[tuple[int, str]]]:
-    operations, shown, _ = _C.explain(tensors)
-    return recorded_operations(operations), shown
-
-
-def recorded_operations(operations: list[_C.ExplainedOperation]) -> list[RecordedOperation]:
-    return [
-        RecordedOperation(
-            name=name,
-            call=call,
-            reads=tuple(reads),
-            writes=tuple(RecordedValue(number, tuple(shape), dtype) for number, shape, dtype in writes),
-            generator_offset=offset,
-            draws=draws,
-            source=source or None,
-            runs=runs,
-            parts=parts or None,
-        )
-        for name, call, reads, writes, offset, draws, source, runs, parts, _ in operations
-    ]
+    program = Program([tensor])
+    ((_, result),) = program.results
+    return Explanation(program.operations, result)
 
 
 def export_graph(module: Module, path: str | os.PathLike[str]) -> None:
@@ -163,11 +226,11 @@ def export_graph(module: Module, path: str | os.PathLike[str]) -> None:
     if not isinstance(module, Module):
         raise TypeError(f"export_graph() takes a module, but `module` is a {type(module).__name__}.")
     deferred = [held for held in held_tensors(module) if _C.is_deferred(held.tensor)]
-    operations, shown = _explain([held.tensor for held in deferred])
+    program = Program([held.tensor for held in deferred])
     names: dict[int, list[str]] = {}
-    for held, (number, _) in zip(deferred, shown, strict=True):
+    for held, (number, _) in zip(deferred, program.results, strict=True):
         names.setdefault(number, []).append(held.name)
-    Path(path).write_text("\n".join(_dot_lines(operations, names)) + "\n", encoding="utf-8")
+    Path(path).write_text("\n".join(_dot_lines(program.operations, names)) + "\n", encoding="utf-8")
 
 
 def _dot_lines(operations: list[RecordedOperation], names: dict[int, list[str]]) -> Iterator[str]:

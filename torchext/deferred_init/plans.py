@@ -13,7 +13,7 @@ from .. import _C
 from ..tools.held_tensors import held_tensors
 from ..tools.results import Column, Items, Table, plain
 from ..tools.sizes import readable
-from .explanations import RecordedOperation, recorded_operations
+from .explanations import PlannedCall, Program, RecordedOperation
 
 __all__ = ["PlannedOperation", "ReplayPlan", "plan"]
 
@@ -116,8 +116,8 @@ def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
         %2: float16[4, 4] = aten::_to_copy(%1, dtype=float16)  # 32 B; then drops %1
         at most 96 B at one time, 96 B written
     """
-    operations, _, (peak, written) = _C.explain(_tensors_of(target), uses_computed=True)
-    return ReplayPlan(list(_in_order(operations)), peak, written)
+    program = Program(_tensors_of(target), uses_computed=True)
+    return ReplayPlan(list(_in_order(program.planned)), program.peak, program.written)
 
 
 def _tensors_of(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> list[torch.Tensor]:
@@ -132,16 +132,14 @@ def _tensors_of(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> list[
     return tensors
 
 
-def _in_order(operations: list[_C.ExplainedOperation]) -> Iterator[PlannedOperation]:
-    recorded = recorded_operations(operations)
-    planned = [(of, operation) for (*_, of), operation in zip(operations, recorded, strict=True) if of is not None]
-    fill_of = {place: operation.writes[0].number for of, operation in planned for place in of[2]}
-    for (place, way, _, origins, nbytes, drops), operation in sorted(planned, key=lambda one: one[0][0]):
+def _in_order(planned: list[PlannedCall]) -> Iterator[PlannedOperation]:
+    fill_of = {place: call.operation.writes[0].number for call in planned for place in call.plan.steps}
+    for operation, of, drops in sorted(planned, key=lambda call: call.plan.place):
         yield PlannedOperation(
             operation=operation,
-            way=WAYS[way - 1],
-            fill=fill_of.get(place),
-            memory=tuple(MEMORIES[origin] for origin in origins),
-            nbytes=tuple(nbytes),
-            drops=tuple(drops),
+            way=WAYS[of.way - 1],
+            fill=fill_of.get(of.place),
+            memory=tuple(MEMORIES[origin] for origin, _ in of.memory),
+            nbytes=tuple(nbytes for _, nbytes in of.memory),
+            drops=drops,
         )

@@ -120,7 +120,7 @@ class Locked {
 void checkMayNeedInterpreter() noexcept;
 
 // Call it before reading data that `rank` guards.
-void checkHolds(LockRank rank) noexcept;
+TORCHEXT_API void checkHolds(LockRank rank) noexcept;
 
 // Arranges that a fork of the process takes all locks. Call it once.
 void surviveForks();

@@ -93,7 +93,7 @@ struct Recording {
 };
 
 // Returns the recording of `tensor`, which is deferred, or real and retained. Its value is null if nothing is recorded.
-Recording recordingOf(const at::Tensor& tensor);
+TORCHEXT_API Recording recordingOf(const at::Tensor& tensor);
 
 // Defers `tensors` again, as they were before they were materialized: all of them or, on an error, none. Raises
 // ValueError for a tensor whose recording was not retained, and RuntimeError if its values could not be computed again.

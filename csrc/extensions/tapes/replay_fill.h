@@ -5,6 +5,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/fills/random_fill.h"

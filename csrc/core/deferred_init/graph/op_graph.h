@@ -38,6 +38,7 @@
 #include <c10/core/Scalar.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
+#include <torchext/macros.h>
 
 #include "../../fake/storage/fake_storage.h"
 #include "../../support/locks.h"
@@ -328,6 +329,6 @@ class OpNode {
 };
 
 // Returns all operators that led to `values`, in recording order.
-std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
+TORCHEXT_API std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
 
 }  // namespace torchext

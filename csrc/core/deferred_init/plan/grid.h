@@ -20,6 +20,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torchext/macros.h>
 
 #include "../../hooks/hooks.h"
 #include "../../support/sizes.h"
@@ -74,7 +75,7 @@ class Box {
 
   // Returns the elements of the tensor `geometry` that are in the box, and maybe more; nothing if there are no such
   // elements. Widens the box to hold all of them.
-  std::optional<IndexRanges> widenToElementsOf(const Geometry& geometry);
+  TORCHEXT_API std::optional<IndexRanges> widenToElementsOf(const Geometry& geometry);
 
   // Returns the position, in a storage of the box's bytes, of the byte at `byte` of the storage.
   std::int64_t placeOf(std::int64_t byte) const;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <torchext/macros.h>
 
 #include "../../hooks/hooks.h"
 #include "../graph/op_graph.h"
@@ -48,7 +49,7 @@ constexpr bool isForParts(PartRule rule) {
 }
 
 // Returns the geometry of the tensor that a call with such a rule writes: its only result, or an argument.
-const Geometry& writtenGeometry(const OpNode& node);
+TORCHEXT_API const Geometry& writtenGeometry(const OpNode& node);
 
 // Raised if the bits of a part of a result would differ from those in the whole.
 class PartsDiffer : public std::exception {};

@@ -14,6 +14,7 @@
 //   * Torchext has no kernel for a random fill on this processor. Then its steps run one after the other.
 //   * Parts contain NaNs, whose bits may differ from those of the whole. Then the plan `withoutParts()` runs.
 
+#include <torchext/macros.h>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -89,7 +90,7 @@ struct PlannedOperator {
   std::vector<LiveValue> last_uses;
 
   // The computed share of its outputs, from 0 to 1.
-  double share() const;
+  TORCHEXT_API double share() const;
 };
 
 // How a replay uses values that other replays also need: NOTE [Computed values].
@@ -131,13 +132,13 @@ class ReplayPlan {
 
   // The peak of memory in bytes, including the wanted values. Allocations inside kernels are estimated:
   // PartRules::workspaceOf().
-  std::size_t peak() const;
+  TORCHEXT_API std::size_t peak() const;
 
   // The peak of host memory only.
   std::size_t peakOnCpu() const;
 
   // The bytes that all operators write, roughly proportional to the time.
-  std::size_t written() const;
+  TORCHEXT_API std::size_t written() const;
 
  private:
   void plan();

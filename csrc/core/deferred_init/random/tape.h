@@ -165,6 +165,8 @@ class DefaultGeneratorAt {
 
 // Calls `op` with the arguments on `stack`, with `generator` in place of its generator, or computes the call by the
 // hook `replay_fill`.
-void callWithGenerator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
+TORCHEXT_API void callWithGenerator(const c10::OperatorHandle& op,
+                                    torch::jit::Stack& stack,
+                                    const at::Generator& generator);
 
 }  // namespace torchext

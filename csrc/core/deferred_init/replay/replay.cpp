@@ -181,7 +181,7 @@ std::vector<Storage> Replay::run() {
   return storages;
 }
 
-void Replay::runAndDrop(c10::function_ref<void(const PlannedOperator& planned, double seconds)> on_operator) {
+std::vector<double> Replay::runAndDrop() {
   drops_wanted_ = true;
   std::vector<double> seconds(plan_.operators().size());
   runAll([&](std::size_t place) {
@@ -190,9 +190,7 @@ void Replay::runAndDrop(c10::function_ref<void(const PlannedOperator& planned, d
     waitForDevice(plan_.operators()[place]);
     seconds[place] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   });
-  for (const PlannedOperator& planned : plan_.operators()) {
-    on_operator(planned, seconds[planned.place]);
-  }
+  return seconds;
 }
 
 // Operators whose parts would have other bits than the whole run again as recorded, with all operators that they are

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
+#include <torchext/macros.h>
 
 #include "../graph/op_graph.h"
 #include "../plan/replay_plan.h"
@@ -22,7 +23,7 @@ inline void ignoreProgress(std::size_t /*nbytes*/) {}
 // Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves everything
 // unchanged. A buffer is freed after the last operator that needs it. Independent operators do not run in between, so
 // memory holds the wanted values and the data of the current operators.
-class Replay {
+class TORCHEXT_API Replay {
  public:
   // Calls `on_value` once for each wanted value, when it has been computed.
   explicit Replay(const std::vector<StorageValuePtr>& wanted,
@@ -35,9 +36,9 @@ class Replay {
   // Returns the storages with the wanted values, in order. They have no other references. The values must differ.
   std::vector<c10::Storage> run();
 
-  // Computes what `run()` computes and keeps nothing, so memory holds only the data of the current operators. Calls
-  // `on_operator` for each operator, with the seconds that it took.
-  void runAndDrop(c10::function_ref<void(const PlannedOperator& planned, double seconds)> on_operator);
+  // Computes what `run()` computes and keeps nothing, so memory holds only the data of the current operators. Returns
+  // the seconds that each operator took.
+  std::vector<double> runAndDrop();
 
   const ReplayPlan& plan() const noexcept {
     return plan_;

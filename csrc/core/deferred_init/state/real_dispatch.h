@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torchext/macros.h>
 
 #include "kernel_settings.h"
 
@@ -23,7 +24,7 @@ struct ThreadState {
   bool grad_mode;
   std::shared_ptr<const KernelSettings> settings;
 
-  static ThreadState current();
+  TORCHEXT_API static ThreadState current();
 
   // The same. Consecutive calls share one object while nothing changes.
   static std::shared_ptr<const ThreadState> shared();
@@ -55,7 +56,7 @@ class NoFunctionModes {
 
 // While it lives, operators called on this thread run for real: without `DeferredInit`, `Fake`, autograd and Python
 // modes, in the given state. Restores everything.
-class RealDispatch {
+class TORCHEXT_API RealDispatch {
  public:
   // Keeps the present state, without gradients.
   RealDispatch() : RealDispatch(ThreadState::current(), nullptr) {}

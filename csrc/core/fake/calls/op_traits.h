@@ -6,6 +6,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 #include "../../support/operator_table.h"
 
@@ -59,7 +60,7 @@ bool isGenerator(const c10::Argument& argument);
 int generatorArgument(const c10::FunctionSchema& schema);
 
 // Returns true for an operator that takes a random generator.
-bool takesGenerator(const c10::OperatorHandle& op);
+TORCHEXT_API bool takesGenerator(const c10::OperatorHandle& op);
 
 // Returns true for an operator that draws from a generator directly, not through other operators.
 bool drawsNumbers(const c10::OperatorHandle& op);
@@ -81,7 +82,7 @@ bool writesForeach(const c10::OperatorHandle& op);
 bool writesArgument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t position);
 
 // Operators like `empty`.
-extern const OperatorSet onlyAllocates;
+TORCHEXT_API extern const OperatorSet onlyAllocates;
 
 // Returns true if the call writes every element of its argument at `position` without reading any: the other arguments
 // alone determine the new values.
