@@ -39,7 +39,7 @@ BUILD_NEEDS := 'setuptools>=77,<82' wheel ninja
 BIN = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 HEADERS := $(shell find csrc torchext/include -name "*.h")
 UNITS := $(shell find csrc -name "*.cpp")
-CPP_TESTS := $(wildcard test/cpp/*.cpp test/cpp/*.h test/cpp/*/*.cpp examples/cpp/*.cpp)
+CPP_TESTS := $(wildcard test/bindings/*.cpp test/bindings/*.h test/cpp/*.cpp test/cpp/*.h test/cpp/*/*.cpp examples/cpp/*.cpp)
 LOOPS := $(wildcard benchmarks/*.cpp)
 # Gives a program a null CUDA device, which does nothing but record launches.
 empty :=

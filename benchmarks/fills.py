@@ -14,13 +14,16 @@ from __future__ import annotations
 import argparse
 import mmap
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
 
-from torchext import _C
+sys.path.append(str(Path(__file__).parents[1] / "test"))
+import bindings
 
 Fill = Callable[[Tensor, Generator], object]
 
@@ -29,7 +32,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 def ours(is_normal: bool) -> Fill:
     """Return our fill."""
-    return lambda tensor, generator: _C.fill_randomly(tensor, is_normal, 0.0, 1.0, generator)
+    return lambda tensor, generator: bindings.fill_randomly(tensor, is_normal, 0.0, 1.0, generator)
 
 
 def pytorchs(is_normal: bool) -> Fill:
@@ -81,7 +84,7 @@ def first_use() -> None:
     for dtype in DTYPES:
         for is_normal in (True, False):
             start = time.perf_counter_ns()
-            is_own, is_cut = _C.is_fill_exact(is_normal, dtype), _C.is_cut_fill_exact(is_normal, dtype)
+            is_own, is_cut = bindings.is_fill_exact(is_normal, dtype), bindings.is_cut_fill_exact(is_normal, dtype)
             spent = (time.perf_counter_ns() - start) / 1e6
             name = "normal_" if is_normal else "uniform_"
             print(f"{name:9} {dtype!s:15} own kernel: {is_own!s:5} in pieces: {is_cut!s:5} tested in {spent:.2f} ms")

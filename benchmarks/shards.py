@@ -31,6 +31,9 @@ from torch import Tensor, nn
 from torchext import _C
 from torchext.deferred_init import deferred_init, materialize_tensor
 
+sys.path.append(str(Path(__file__).parents[1] / "test"))
+import bindings
+
 INITIALIZERS: dict[str, Callable[[Tensor], object]] = {
     "normal_": lambda t: t.normal_(0, 0.02),
     "kaiming_uniform_": nn.init.kaiming_uniform_,
@@ -128,7 +131,7 @@ def measure_prices(repeats: int) -> Prices:
         return min(times) / numbers
 
     def fill(is_normal: bool) -> float:
-        return best(lambda: _C.fill_randomly(memory, is_normal, 0.0, 1.0, generator), memory.numel())
+        return best(lambda: bindings.fill_randomly(memory, is_normal, 0.0, 1.0, generator), memory.numel())
 
     walk = best(lambda: _C.skip_fill("uniform_", skipped, torch.float32, [0.0, 1.0], generator), skipped)
     normal = fill(is_normal=True)

@@ -1,6 +1,5 @@
 #include "../core/deferred_init/deferred_init.h"
 #include "../core/deferred_init/graph/digest.h"
-#include "../core/deferred_init/state/kernel_settings.h"
 #include "../core/fake/fake.h"
 #include "../core/marks/source_lines.h"
 #include "../core/support/leases.h"
@@ -14,7 +13,6 @@
 #include "../extensions/tapes/draws.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -112,12 +110,6 @@ std::pair<std::size_t, std::size_t> needsOfEvaluating(const at::Tensor& deferred
   return {needs.peak, needs.written};
 }
 
-// Returns the settings that an operator would be recorded with now: NOTE [Settings that kernels read].
-std::map<std::string, int> kernelSettings() {
-  const auto settings = KernelSettings::current()->list();
-  return {settings.begin(), settings.end()};
-}
-
 at::Tensor evaluateTensor(const at::Tensor& deferred) {
   return raisingOwnClass([&] { return evaluate(deferred); });
 }
@@ -165,7 +157,6 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "evaluate_in", evaluateIn);
   bind(module, "needs_of_evaluating", needsOfEvaluating);
   bind(module, "adopt", adopt);
-  bind(module, "kernel_settings", kernelSettings);
   bind(module, "show_data", showData);
   pybind11::class_<RecordedValue>(module, "RecordedValue")
       .def(pybind11::init([](const at::Tensor& tensor) { return RecordedValue{tensor}; }))

@@ -1,9 +1,7 @@
 #include "../core/support/locks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -46,30 +44,6 @@ class Lock {
   LockRank rank_;
 };
 
-std::vector<std::string> lockNames() {
-  std::vector<std::string> names;
-  for (const LockRank rank : allLocks()) {
-    names.emplace_back(nameOf(rank));
-  }
-  return names;
-}
-
-// For tests: holds any lock, without the GIL.
-void holdLock(const std::string& name, double seconds) {
-  const Locked lock{rankOf(name)};
-  std::this_thread::sleep_for(std::chrono::duration<double>{seconds});
-}
-
-// For tests. Returns true if another thread holds the lock.
-bool isLockHeld(const std::string& name) {
-  const LockRank rank = rankOf(name);
-  const bool is_free = tryToAcquire(rank);
-  if (is_free) {
-    release(rank);
-  }
-  return !is_free;
-}
-
 // Acquires the outer locks before Python takes its import lock for a fork: code that holds an outer lock may wait for
 // the import lock.
 void surviveForksOfPython() {
@@ -87,9 +61,6 @@ void bindLocks(pybind11::module_& module) {
       .def(pybind11::init(torch::wrap_pybind_function([](const std::string& name) { return Lock{name}; })))
       .def("acquire", &Lock::acquire, pybind11::arg("blocking") = true)
       .def("release", &Lock::release);
-  module.def("lock_names", &lockNames);
-  bind(module, "hold_lock", holdLock);
-  bind(module, "is_lock_held", isLockHeld);
   surviveForksOfPython();
 }
 

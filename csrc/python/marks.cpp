@@ -9,7 +9,6 @@ namespace torchext::python {
 void bindMarks(pybind11::module_& module) {
   bind(module, "is_marked", [](const at::Tensor& tensor) { return marksOf(*tensor.unsafeGetTensorImpl()) != nullptr; });
   bind(module, "without_marks", [](const at::Tensor& tensor) { return withoutMarks(tensor); });
-  bind(module, "live_marks", liveMarks);
   bind(module, "drop_stale_demands", dropStaleDemands);
 }
 

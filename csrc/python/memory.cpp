@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "../core/fake/storage/storage_memory.h"
@@ -270,43 +269,6 @@ std::optional<py::list> allocationTraceback(std::uintptr_t address) {
   return std::nullopt;
 }
 
-// Runs events through a new allocator: ("alloc", id, bytes, stream), ("free", id, 0, 0), ("record", id, 0, stream),
-// ("empty", 0, 0, 0). Returns the bytes allocated and reserved after each event; -1 for a failed allocation.
-using SimulatedEvent = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;
-std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int64_t capacity,
-                                                                        const std::vector<SimulatedEvent>& events) {
-  CachingAllocator allocator{std::size_t{1} << 44U};
-  allocator.driver().setCapacity(toSize(capacity), /*is_limited=*/true);
-  std::unordered_map<std::int64_t, Block*> blocks;
-  std::vector<std::tuple<std::int64_t, std::int64_t>> result;
-  for (const auto& [what, id, bytes, stream] : events) {
-    bool failed = false;
-    if (what == "alloc") {
-      try {
-        blocks[id] = allocator.allocate(toSize(bytes), stream);
-      } catch (const FailedRequest&) {
-        failed = true;
-      }
-    } else if (what == "free") {
-      if (const auto known = blocks.find(id); known != blocks.end()) {
-        allocator.free(known->second);
-        blocks.erase(known);
-      }
-    } else if (what == "record") {
-      if (const auto known = blocks.find(id); known != blocks.end()) {
-        allocator.recordStream(known->second, stream);
-      }
-    } else {
-      TORCH_CHECK_VALUE(what == "empty", "expected an event \"alloc\", \"free\", \"record\" or \"empty\", got \"", what,
-                        "\".");
-      allocator.emptyCache();
-    }
-    const std::int64_t allocated = allocator.stats().allocated_bytes.of(StatPool::kAll).current;
-    result.emplace_back(failed ? -1 : allocated, allocator.stats().reserved_bytes.of(StatPool::kAll).current);
-  }
-  return result;
-}
-
 // Sets the scope of this thread. Returns the previous one.
 std::tuple<std::int32_t, int, bool> setMemoryScope(std::int32_t scope,
                                                    int phase,
@@ -503,7 +465,6 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
   module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
   module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));
-  bind(module, "simulate_allocations", simulateAllocations);
   bindTimeline(module);
   bind(module, "open_memory_tracker", openTracker);
   bind(module, "close_memory_tracker", closeTimeline);

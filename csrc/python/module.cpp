@@ -85,7 +85,6 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindDeferredInit(module);
   torchext::python::bindRecordings(module);
   torchext::python::bindCollectives(module);
-  torchext::python::bindFills(module);
   torchext::python::bindInference(module);
   torchext::python::bindInspect(module);
   torchext::python::bindMarks(module);

@@ -9,7 +9,6 @@ void bindFake(pybind11::module_& module);
 void bindDeferredInit(pybind11::module_& module);
 void bindRecordings(pybind11::module_& module);
 void bindCollectives(pybind11::module_& module);
-void bindFills(pybind11::module_& module);
 void bindInference(pybind11::module_& module);
 void bindInspect(pybind11::module_& module);
 void bindMarks(pybind11::module_& module);

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import bindings
 import pytest
 import torch
 from common import feed_forward, gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from torchext import _C, amp, inference
+from torchext import amp, inference
 from torchext.deferred_init import deferred_init, materialize_module
 from torchext.fake import fake_mode
 from torchext.inference import inference_mode, origin
@@ -259,7 +260,7 @@ class TestSelfCleaning:
             compiled(torch.eye(2))
         torch._dynamo.reset()
         gc.collect()
-        assert _C.live_marks() == 0
+        assert bindings.live_marks() == 0
 
     def test_first_mark_may_be_made_in_compiled_code(self) -> None:
         with torch._C._DisableAutocast():  # like AOTAutograd

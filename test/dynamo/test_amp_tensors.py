@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import bindings
 import pytest
 import torch
 from compiled import BACKENDS, check_same, compiled, graph_breaks, graphs
@@ -149,7 +150,7 @@ class TestSelfCleaning:
 @pytest.mark.parametrize("function", [computes, cleans])
 def test_no_mark_outlives_compiled_code(function: Callable[[Tensor], Any]) -> None:
     gc.collect()
-    before = _C.live_marks()
+    before = bindings.live_marks()
     logging.disable()  # pytest keeps Dynamo's logs, and with them graphs
     try:
         compiled(function)(amp.wrap(torch.eye(2)))
@@ -157,7 +158,7 @@ def test_no_mark_outlives_compiled_code(function: Callable[[Tensor], Any]) -> No
         logging.disable(logging.NOTSET)
     torch._dynamo.reset()
     gc.collect()
-    assert _C.live_marks() == before
+    assert bindings.live_marks() == before
 
 
 @pytest.mark.ci

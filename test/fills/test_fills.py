@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import bindings
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -18,7 +19,6 @@ from hypothesis import given
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchext import _C
 from torchext.deferred_init import deferred_init
 from torchext.fake import fake_mode
 
@@ -44,7 +44,7 @@ def copy_of(generator: Generator) -> Generator:
 
 
 def fill(tensor: Tensor, name: str, first: float, second: float, generator: Generator) -> bool:
-    return _C.fill_randomly(tensor, name == "normal_", first, second, generator)
+    return bindings.fill_randomly(tensor, name == "normal_", first, second, generator)
 
 
 def assert_is_pytorchs(
@@ -155,7 +155,8 @@ def chunks(radii: Tensor, angles: Tensor) -> Tensor:
 
 
 needs_own_kernel = pytest.mark.skipif(
-    not _C.is_fill_exact(True, torch.float32), reason="there is no kernel of our own for this processor or PyTorch"
+    not bindings.is_fill_exact(True, torch.float32),
+    reason="there is no kernel of our own for this processor or PyTorch",
 )
 
 
@@ -355,7 +356,7 @@ class TestStretches:
             seen.append((begin, end))
             copy[begin:end] = tensor[begin:end]
 
-        assert _C.fill_randomly(tensor, name == "normal_", 0, 1, seeded(13), after)
+        assert bindings.fill_randomly(tensor, name == "normal_", 0, 1, seeded(13), after)
         assert torch.equal(copy, tensor)
         seen.sort()
         assert [0, *(end for _, end in seen)] == [*(begin for begin, _ in seen), numel]
@@ -369,7 +370,7 @@ class TestStretches:
             def after(begin: int, end: int, workers: set[int] = workers) -> None:
                 workers.add(threading.get_native_id())
 
-            assert _C.fill_randomly(torch.empty(LARGE, dtype=dtype), name == "normal_", 0, 1, seeded(13), after)
+            assert bindings.fill_randomly(torch.empty(LARGE, dtype=dtype), name == "normal_", 0, 1, seeded(13), after)
             assert len(workers) == count
             assert threading.get_native_id() in workers
 
@@ -383,14 +384,16 @@ class TestStretches:
 
         generator = seeded(14)
         with pytest.raises(LookupError, match="this stretch"):
-            _C.fill_randomly(torch.empty(LARGE, dtype=dtype), name == "normal_", 0, 1, generator, after)
+            bindings.fill_randomly(torch.empty(LARGE, dtype=dtype), name == "normal_", 0, 1, generator, after)
         assert torch.equal(generator.get_state(), seeded(14).get_state())
 
 
 # ---- Self-test of our kernel.
 
 
-def run_python(code: str, **environment: str) -> str:
+def run_python(code: str, **variables: str) -> str:
+    folders = [str(ROOT / "test"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(folders)}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, env=environment
     )
@@ -399,14 +402,13 @@ def run_python(code: str, **environment: str) -> str:
 
 
 COMPARE = """
-import torch
-from torchext import _C
+import bindings, torch
 for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
     for is_normal in (False, True):
         for numel in (16, 1000, 300007):
             own, theirs = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
             a, b = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-            assert _C.fill_randomly(own, is_normal, 0.5, 2.0, a)
+            assert bindings.fill_randomly(own, is_normal, 0.5, 2.0, a)
             (theirs.normal_ if is_normal else theirs.uniform_)(0.5, 2.0, generator=b)
             assert torch.equal(own, theirs)
             assert torch.equal(a.get_state(), b.get_state())
@@ -416,31 +418,28 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
 class TestExactness:
     def test_pytorchs_kernel_may_run_on_pieces(self) -> None:
         for dtype in DTYPES:
-            assert _C.is_cut_fill_exact(True, dtype)
-            assert _C.is_cut_fill_exact(False, dtype)
+            assert bindings.is_cut_fill_exact(True, dtype)
+            assert bindings.is_cut_fill_exact(False, dtype)
 
     @pytest.mark.ci
     @needs_own_kernel
     def test_kernel_for_older_processors_is_exact(self) -> None:
-        verdict = "print(*(_C.is_fill_exact(True, d) for d in (torch.float32, torch.bfloat16, torch.float16)))"
-        environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
-        assert run_python(COMPARE + verdict, **environment) == "True True True"
+        verdict = "print(*(bindings.is_fill_exact(True, d) for d in (torch.float32, torch.bfloat16, torch.float16)))"
+        assert run_python(COMPARE + verdict, ATEN_CPU_CAPABILITY="avx2") == "True True True"
 
     @pytest.mark.ci
     def test_kernel_without_vectors_is_another(self) -> None:
-        verdict = "print(_C.is_fill_exact(True, torch.float32))"
-        environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
-        assert run_python(COMPARE + verdict, **environment) == "False"
+        verdict = "print(bindings.is_fill_exact(True, torch.float32))"
+        assert run_python(COMPARE + verdict, ATEN_CPU_CAPABILITY="default") == "False"
 
     def test_double_precision_is_pytorchs(self) -> None:
-        assert not _C.is_fill_exact(True, torch.float64)
+        assert not bindings.is_fill_exact(True, torch.float64)
 
     @pytest.mark.ci
     def test_verdict_does_not_depend_on_the_thread(self) -> None:
         code = """
-import torch
+import bindings, torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torchext import _C
 from torchext.fake import fake_mode
 
 class Refusing(TorchDispatchMode):
@@ -450,14 +449,14 @@ class Refusing(TorchDispatchMode):
 state = torch.get_rng_state()
 def verdicts():
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    return [_C.is_fill_exact(n, d) and _C.is_cut_fill_exact(n, d) for n in (True, False) for d in dtypes]
+    return [bindings.is_fill_exact(n, d) and bindings.is_cut_fill_exact(n, d) for n in (True, False) for d in dtypes]
 with torch.inference_mode(), torch.autocast('cpu', dtype=torch.bfloat16), fake_mode(), Refusing():
     found = verdicts()
 assert torch.equal(torch.get_rng_state(), state)
 print(found)
 """
-        expected = [_C.is_fill_exact(normal, dtype) for normal in (True, False) for dtype in FLOATS]
-        assert run_python(code, **os.environ) == str(expected)
+        expected = [bindings.is_fill_exact(normal, dtype) for normal in (True, False) for dtype in FLOATS]
+        assert run_python(code) == str(expected)
 
 
 class Refusing(TorchDispatchMode):

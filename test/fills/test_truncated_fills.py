@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
+import bindings
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -12,14 +13,13 @@ from common import has_same_bits, kept_threads
 from hypothesis import given
 from torch import Generator, Tensor, nn
 
-from torchext import _C
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import trunc_normal
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 needs_own_kernel = pytest.mark.skipif(
-    not _C.is_fill_exact(True, torch.float32), reason="torchext has no kernel for this processor and this PyTorch"
+    not bindings.is_fill_exact(True, torch.float32), reason="torchext has no kernel for this processor and this PyTorch"
 )
 rejects_by_rounds = pytest.mark.skipif(
     torch.__version__ < "2.12", reason="trunc_normal_ computes each value of one draw before PyTorch 2.12"
@@ -55,12 +55,12 @@ def assert_is_all_rounds(
     theirs, their_generator = torch.empty(numel, dtype=dtype), seeded(seed, drawn)
     fill_in_rounds(theirs, mean, std, a, b, their_generator)
     own, generator = torch.full((numel,), 77, dtype=dtype), seeded(seed, drawn)
-    draws = _C.fill_truncated(own, mean, std, a, b, generator)
+    draws = bindings.fill_truncated(own, mean, std, a, b, generator)
     assert draws is not None
     assert has_same_bits(own, theirs)
     assert torch.equal(generator.get_state(), their_generator.get_state())
     untouched, counting = torch.full((numel,), 77, dtype=dtype), seeded(seed, drawn)
-    assert _C.fill_truncated(untouched, mean, std, a, b, counting, only_counts=True) == draws
+    assert bindings.fill_truncated(untouched, mean, std, a, b, counting, only_counts=True) == draws
     assert (untouched == 77).all()
     assert torch.equal(counting.get_state(), their_generator.get_state())
 
@@ -118,7 +118,7 @@ def test_bounds_are_accepted(dtype: torch.dtype) -> None:
 )
 def test_other_fills_are_left_alone(numel: int, dtype: torch.dtype, std: float) -> None:
     tensor, generator = torch.full((numel,), 7, dtype=dtype), seeded(0)
-    assert _C.fill_truncated(tensor, 0, std, -1, 1, generator) is None
+    assert bindings.fill_truncated(tensor, 0, std, -1, 1, generator) is None
     assert (tensor == 7).all()
     assert torch.equal(generator.get_state(), seeded(0).get_state())
 
@@ -126,7 +126,7 @@ def test_other_fills_are_left_alone(numel: int, dtype: torch.dtype, std: float) 
 @pytest.mark.parametrize("make", [lambda: torch.empty(8, 8).t()[1:], lambda: torch.empty(8, device="meta")])
 def test_other_tensors_are_refused(make: object) -> None:
     with pytest.raises(ValueError, match=r"fill_truncated\(\) takes a contiguous tensor on the CPU"):
-        _C.fill_truncated(make(), 0, 1, -1, 1, seeded(0))
+        bindings.fill_truncated(make(), 0, 1, -1, 1, seeded(0))
 
 
 @needs_own_kernel

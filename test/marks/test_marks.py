@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,9 @@ KEY = "TESTING_ONLY_GenericMode"
 
 def run_python(code: str) -> str:
     """Run `code` in a fresh interpreter and return its output."""
-    result = forked.run([sys.executable, "-c", code], cwd=ROOT)
+    folders = [str(ROOT / "test"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    result = forked.run([sys.executable, "-c", code], cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -43,76 +46,75 @@ class TestLifetime:
 
     def test_marks_die_with_the_last_tensor_that_bears_them(self) -> None:
         code = """
-import torch
-from torchext import _C, amp
+import bindings, torch
+from torchext import amp
 x, y = amp.wrap(torch.ones(2)), amp.wrap(torch.ones(3))
 view, copy = x.view(2, 1), x.detach()
-counts = [_C.live_marks()]
+counts = [bindings.live_marks()]
 del x, y, copy
-counts.append(_C.live_marks())
+counts.append(bindings.live_marks())
 del view
-counts.append(_C.live_marks())
+counts.append(bindings.live_marks())
 print(counts)
 """
         assert run_python(code) == "[1, 1, 0]\n"
 
     def test_unwrapping_the_last_amp_tensor_ends_its_marks(self) -> None:
         code = """
-import torch
-from torchext import _C, amp
+import bindings, torch
+from torchext import amp
 net = amp.wrap(torch.nn.Linear(2, 2))
 net(torch.ones(1, 2)).sum().backward()
 amp.unwrap(net)
-print(_C.live_marks())
+print(bindings.live_marks())
 """
         assert run_python(code) == "0\n"
 
     def test_every_line_that_made_a_live_tensor_has_marks(self) -> None:
         code = """
-import torch
-from torchext import _C
+import bindings, torch
 from torchext.inference import inference_mode
 with inference_mode(trace=True):
     x = [torch.ones(1) for _ in range(3)]
     y = torch.ones(1)
-counts = [_C.live_marks()]
+counts = [bindings.live_marks()]
 del x
-counts.append(_C.live_marks())
+counts.append(bindings.live_marks())
 del y
-counts.append(_C.live_marks())
+counts.append(bindings.live_marks())
 print(counts)
 """
         assert run_python(code) == "[2, 1, 0]\n"
 
     def test_a_self_cleaning_region_leaves_none_behind(self) -> None:
         code = """
-import torch
-from torchext import _C, amp
+import bindings, torch
+from torchext import amp
 with amp.autocast("cpu", self_cleaning=True):
     x = torch.ones(2, 2) @ torch.ones(2, 2)
-counts = [_C.live_marks()]
+counts = [bindings.live_marks()]
 x = x + 1
-counts.append(_C.live_marks())
+counts.append(bindings.live_marks())
 print(counts)
 """
         assert run_python(code) == "[1, 0]\n"
 
     def test_threads_that_mark_and_drop_the_same_marks_agree(self) -> None:
         code = """
-import sys, threading, torch
-from torchext import _C, amp
+import bindings, sys, threading, torch
+from torchext import amp
 sys.setswitchinterval(1e-5)
 wrong = []
 def work():
     for _ in range(2000):
         x = amp.wrap(torch.ones(1))
         y = x + 1
-        if not (amp.is_amp(x) and amp.is_amp(y) and _C.live_marks() > 0):
+        if not (amp.is_amp(x) and amp.is_amp(y) and bindings.live_marks() > 0):
             wrong.append(x)
 threads = [threading.Thread(target=work) for _ in range(4)]
 for t in threads: t.start()
 for t in threads: t.join()
-print(len(wrong), _C.live_marks())
+print(len(wrong), bindings.live_marks())
 """
         assert run_python(code) == "0 0\n"
 

@@ -34,7 +34,7 @@ def random_program(seed: int, count: int, largest: int) -> list[Event]:
 
 
 def run_on_cuda(events: Sequence[Event]) -> list[tuple[int, int]]:
-    """Run `events` on the CUDA device. Return the same as `_C.simulate_allocations()`."""
+    """Run `events` on the CUDA device. Return the same as `bindings.simulate_allocations()`."""
     import torch
 
     streams = [torch.cuda.default_stream(), torch.cuda.Stream()]

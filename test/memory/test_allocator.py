@@ -7,11 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+import bindings
 import forked
 import pytest
 import torch
-
-from torchext import _C
 
 GIB = 2**30
 
@@ -50,10 +49,10 @@ FIGURES = [
 # The settings hold for the process, and PyTorch cannot reset all of them.
 CHILD = """
 import sys, zlib
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
+import bindings
 from allocation_programs import random_program
-from torchext import _C
-result = _C.simulate_allocations({capacity}, random_program(7, 1500, {largest}))
+result = bindings.simulate_allocations({capacity}, random_program(7, 1500, {largest}))
 peaks = (max(a for a, _ in result), max(r for _, r in result))
 print((result[-1], *peaks, sum(a < 0 for a, _ in result), zlib.crc32(repr(result).encode())))
 """
@@ -67,7 +66,8 @@ def test_random_programs_allocate_like_on_a_real_allocator(
 ) -> None:
     if "large_segment_size" in settings and not _knows(settings):
         pytest.skip("this release of PyTorch has no large_segment_size_mb")
-    program = CHILD.format(folder=str(Path(__file__).parent), capacity=capacity * GIB, largest=largest * GIB)
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    program = CHILD.format(folders=folders, capacity=capacity * GIB, largest=largest * GIB)
     environment = {**os.environ, "PYTORCH_ALLOC_CONF": settings}
     output = forked.run([sys.executable, "-c", program], env=environment, check=True).stdout
     assert ast.literal_eval(output.splitlines()[-1]) == figures
@@ -81,23 +81,23 @@ def _knows(settings: str) -> bool:
 def test_a_block_that_another_stream_uses_is_free_with_the_next_request() -> None:
     size = 64 * 2**20
     events = [("alloc", 0, size, 0), ("record", 0, 0, 1), ("free", 0, 0, 0), ("alloc", 1, size, 0)]
-    assert _C.simulate_allocations(GIB, events)[-1] == (size, size)
+    assert bindings.simulate_allocations(GIB, events)[-1] == (size, size)
 
 
 def test_streams_do_not_share_their_blocks() -> None:
     size = 64 * 2**20
     events = [("alloc", 0, size, 0), ("free", 0, 0, 0), ("alloc", 1, size, 1)]
-    assert _C.simulate_allocations(GIB, events)[-1] == (size, 2 * size)
+    assert bindings.simulate_allocations(GIB, events)[-1] == (size, 2 * size)
 
 
 def test_request_that_does_not_fit_keeps_allocations() -> None:
     events = [("alloc", 0, GIB // 2, 0), ("alloc", 1, GIB, 0), ("alloc", 2, GIB // 2, 0)]
-    assert _C.simulate_allocations(GIB, events) == [(GIB // 2, GIB // 2), (-1, GIB // 2), (GIB, GIB)]
+    assert bindings.simulate_allocations(GIB, events) == [(GIB // 2, GIB // 2), (-1, GIB // 2), (GIB, GIB)]
 
 
 def test_an_unknown_event_is_refused() -> None:
     with pytest.raises(ValueError, match='"alloc", "free", "record" or "empty", got "grow"'):
-        _C.simulate_allocations(GIB, [("grow", 0, 0, 0)])
+        bindings.simulate_allocations(GIB, [("grow", 0, 0, 0)])
 
 
 def test_settings_are_those_that_pytorch_parses() -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import bindings
 import forked
 import pytest
 import torch
@@ -53,8 +54,8 @@ def test_python_code_has_no_other_locks() -> None:
 
 def use_everything() -> None:
     """Take all locks except rare ones. Taking them successfully is the test."""
-    for name in _C.lock_names():
-        assert not _C.is_lock_held(name), name
+    for name in bindings.lock_names():
+        assert not bindings.is_lock_held(name), name
     with fake_mode(gpu=1):
         (torch.ones(3, device="cuda") @ torch.ones(3, device="cuda")).record_stream(torch.cuda.current_stream())
         torch.randn(3, device="cuda")
@@ -92,11 +93,11 @@ def _warm() -> None:
 
 @pytest.mark.cases(7)
 @pytest.mark.usefixtures("_warm")
-@pytest.mark.parametrize("name", _C.lock_names())
+@pytest.mark.parametrize("name", bindings.lock_names())
 def test_a_child_runs_although_another_thread_held_a_lock(name: str) -> None:
-    thread = threading.Thread(target=_C.hold_lock, args=(name, 0.1))
+    thread = threading.Thread(target=bindings.hold_lock, args=(name, 0.1))
     thread.start()
-    while not _C.is_lock_held(name) and thread.is_alive():
+    while not bindings.is_lock_held(name) and thread.is_alive():
         pass
     fork_and(use_everything)
     thread.join()

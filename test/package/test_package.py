@@ -16,9 +16,10 @@ import sysconfig
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import bindings
 import forked
 import pytest
 import torch
@@ -642,20 +643,27 @@ class TestInstallingAgain:
         assert "supports torch 2.11 to 2.15: install one of these" in how_to_install_again()
 
 
+by_stub = pytest.mark.parametrize(
+    ("stub", "module"), [("torchext/_C.pyi", _C), ("test/bindings/__init__.pyi", bindings)], ids=["_C", "bindings"]
+)
+
+
 class TestNames:
-    def test_stub_lists_the_names_of_the_module(self) -> None:
-        tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
+    @by_stub
+    def test_stub_lists_the_names_of_the_module(self, stub: str, module: ModuleType) -> None:
+        tree = ast.parse((ROOT / stub).read_text())
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         annotated = [n for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
         variables = {ast.unparse(n.target) for n in annotated if ast.unparse(n.annotation) != "TypeAlias"}
         classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-        assert functions.keys() | variables | classes == {name for name in dir(_C) if not name.startswith("__")}
+        assert functions.keys() | variables | classes == {name for name in dir(module) if not name.startswith("__")}
 
-    def test_stub_has_the_signatures_of_the_module(self) -> None:
-        tree = ast.parse((ROOT / "torchext" / "_C.pyi").read_text())
+    @by_stub
+    def test_stub_has_the_signatures_of_the_module(self, stub: str, module: ModuleType) -> None:
+        tree = ast.parse((ROOT / stub).read_text())
         for node in tree.body:
             if isinstance(node, ast.FunctionDef):
-                doc = getattr(_C, node.name).__doc__
+                doc = getattr(module, node.name).__doc__
                 assert doc.startswith(f"{node.name}(")
                 found = doc[len(node.name) + 1 : doc.index(") ->")]
                 assert len(node.args.args) == (found.count(":")), f"{node.name}: {doc}"

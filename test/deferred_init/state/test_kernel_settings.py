@@ -10,12 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import bindings
 import pytest
 import torch
 from common import assert_same_tensor, build_both, in_forked_process
 from torch import Tensor, nn
 
-from torchext import _C
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "deferred_init.md"
@@ -122,19 +122,19 @@ def reading() -> Iterator[Reading]:
 
 
 def settings() -> list[float]:
-    return [float(value) for value in _C.kernel_settings().values()]
+    return [float(value) for value in bindings.kernel_settings().values()]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_operators_see_the_setting_of_the_recording(name: str, reading: Reading) -> None:
-    before = _C.kernel_settings()
+    before = bindings.kernel_settings()
     with changed(name):
-        wanted = _C.kernel_settings()
+        wanted = bindings.kernel_settings()
         recorded = reading(settings)
-    assert _C.kernel_settings() == before
+    assert bindings.kernel_settings() == before
     assert [other for other in before if wanted[other] != before[other]] in ([name], [])
     assert materialize_tensor(recorded).tolist() == list(wanted.values())
-    assert _C.kernel_settings() == before
+    assert bindings.kernel_settings() == before
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -148,7 +148,7 @@ def test_settings_of_the_replay_do_not_count(name: str, reading: Reading) -> Non
 
 
 def test_every_setting_has_a_test_and_a_row_in_the_documentation() -> None:
-    names = list(_C.kernel_settings())
+    names = list(bindings.kernel_settings())
     assert sorted(names) == sorted([*SETTINGS, *COMPARED])
     document = DOCUMENT.read_text()
     assert [name for name in names if f"`{name}`" not in document] == []
@@ -214,10 +214,10 @@ def test_random_changes_of_all_settings_between_operators() -> None:
         return results
 
     eager, deferred = build_both(build)
-    before = _C.kernel_settings()
+    before = bindings.kernel_settings()
     for found, expected in zip(reversed(deferred), reversed(eager), strict=True):
         assert_same_tensor(materialize_tensor(found), expected)
-    assert _C.kernel_settings() == before
+    assert bindings.kernel_settings() == before
 
 
 def test_settings_are_restored_after_an_error() -> None:
@@ -231,10 +231,10 @@ def test_settings_are_restored_after_an_error() -> None:
     library.impl("fail", torch.empty_like, "Meta")
     with changed("flush_denormal"), changed("threads"), changed("mkldnn.enabled"):
         recorded = deferred_init(lambda: torch.ops.torchext_test_settings_error.fail(torch.ones(2)))
-    before = _C.kernel_settings()
+    before = bindings.kernel_settings()
     with pytest.raises(LookupError, match="mine"):
         materialize_tensor(recorded)
-    assert _C.kernel_settings() == before
+    assert bindings.kernel_settings() == before
     library._destroy()
 
 

@@ -1,14 +1,13 @@
-#include "../libraries/fills/fill.h"
+#include "../../csrc/libraries/fills/fill.h"
 
 #include <mutex>
 #include <optional>
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "../libraries/fills/exactness.h"
-#include "../libraries/fills/truncated_fill.h"
-#include "bind.h"
-#include "module.h"
+#include "../../csrc/libraries/fills/exactness.h"
+#include "../../csrc/libraries/fills/truncated_fill.h"
+#include "bindings.h"
 
 namespace torchext::python {
 
@@ -39,7 +38,7 @@ auto drawFrom(const at::Generator& generator, const Draw& draw) {
   return result;
 }
 
-// For tests and benchmarks; the Python package does not call it. `after` is called once per stretch.
+// `after` is called once per stretch.
 bool fillTensor(const at::Tensor& tensor,
                 bool is_normal,
                 double first,
@@ -60,7 +59,7 @@ bool fillTensor(const at::Tensor& tensor,
   });
 }
 
-// For tests and benchmarks. With `only_counts` the tensor stays unchanged.
+// With `only_counts` the tensor stays unchanged.
 std::optional<std::uint64_t> fillTensorWithin(const at::Tensor& tensor,
                                               double mean,
                                               double std,
