@@ -28,7 +28,7 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
+def restored_threads() -> Iterator[None]:
     """Restore the number of threads."""
     with kept_threads():
         yield
