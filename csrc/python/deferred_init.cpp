@@ -5,7 +5,7 @@
 #include "../core/support/leases.h"
 #include "../core/support/locks.h"
 #include "../core/support/recycled_memory.h"
-#include "../extensions/explanations/recording_digest.h"
+#include "../extensions/digests/recording_digest.h"
 #include "../extensions/placement/adopt.h"
 #include "../extensions/placement/placed.h"
 #include "../extensions/placement/recorded_value.h"
