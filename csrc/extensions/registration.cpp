@@ -5,6 +5,7 @@
 
 #include "../core/fake/meta/meta_call.h"
 #include "../core/hooks/hooks.h"
+#include "amp/amp_handler.h"
 #include "collectives/collectives.h"
 #include "composites/composites.h"
 #include "composites/gradient_factories.h"
@@ -17,6 +18,8 @@
 #include "dispatch/unboxed.h"
 #include "kernels/device_kernels.h"
 #include "layouts/kinds.h"
+#include "marks/marks_handlers.h"
+#include "marks/origins.h"
 #include "memory/memory_counter.h"
 #include "parts/parts_hook.h"
 #include "placement/placed.h"
@@ -66,6 +69,9 @@ void testAllocations(bool (*is_broken)(std::string_view what) noexcept) {
   };
   registerPartRules();
   registerPlacements();
+  registerMarks();
+  registerOrigins();
+  registerAmpHandler();
   registerMemoryCounter();
   all.self_tests.add(&testAllocations);
   return true;

@@ -3,7 +3,7 @@
 #include <torchext/inference_mode.h>
 
 #include "../core/inference/mode_blocks.h"
-#include "../core/inference/origins.h"
+#include "../extensions/marks/origins.h"
 #include "bind.h"
 #include "block_type.h"
 #include "leases.h"

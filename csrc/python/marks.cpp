@@ -1,6 +1,6 @@
 #include <ATen/core/Tensor.h>
 
-#include "../core/marks/tensor_marks.h"
+#include "../extensions/marks/tensor_marks.h"
 #include "bind.h"
 #include "module.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "../../csrc/core/deferred_init/state/kernel_settings.h"
-#include "../../csrc/core/marks/tensor_marks.h"
+#include "../../csrc/extensions/marks/tensor_marks.h"
 
 namespace torchext::python {
 

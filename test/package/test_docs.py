@@ -254,7 +254,7 @@ class TestNames:
         assert not [place for place in places for name in codes(place) if not is_defined(name, folders[place])]
 
     def test_names_that_a_folder_only_uses_are_detected(self) -> None:
-        assert is_defined("kToBeCleaned", ROOT / "csrc" / "core" / "marks")
+        assert is_defined("kToBeCleaned", ROOT / "csrc" / "extensions" / "marks")
         assert not is_defined("kToBeCleaned", ROOT / "csrc" / "core" / "amp")
 
     @pytest.mark.parametrize("page", PAGES, ids=relative)

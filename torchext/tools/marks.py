@@ -1,7 +1,7 @@
 """Patches of Python code in PyTorch that has to support the dispatch key of marked tensors.
 
 Marks identify AmpTensors and record the source lines that made inference tensors: NOTE [Marked tensors] in
-csrc/core/marks/tensor_marks.h. Nothing is patched before the first use of either. `torch.compile` traces without marks.
+tensor_marks.h. Nothing is patched before the first use of either. `torch.compile` traces without marks.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Concerns(enum.IntFlag):
     FAKES = _C.CONCERNS_FAKES
     """Calls with a fake tensor, its storage or the memo of `fake_like()` among the arguments."""
     MARKS = _C.CONCERNS_MARKS
-    """Calls with a marked tensor among the arguments: NOTE [Marked tensors], csrc/core/marks/tensor_marks.h."""
+    """Calls with a marked tensor among the arguments: NOTE [Marked tensors], csrc/extensions/marks/tensor_marks.h."""
     ALL = _C.CONCERNS_ALL
 
 

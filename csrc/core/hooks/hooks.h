@@ -557,6 +557,11 @@ using ReplayFill = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& st
 // Materializes tensors in another way. Returns false, without an effect, for the usual way. Null without an extension.
 using MaterializeTensors = bool (*)(at::ArrayRef<at::Tensor> tensors);
 
+// ---- Marks ----
+
+// Called for an inference tensor that becomes a normal one.
+using OnNormalTensor = void (*)(c10::TensorImpl& tensor);
+
 // ---- The `Fake` key ----
 
 // Another owner of the `Fake` key.
@@ -609,6 +614,9 @@ class HookList {
   const Hook* end() const noexcept {
     return hooks_.data() + size_;
   }
+  bool empty() const noexcept {
+    return size_ == 0;
+  }
 
  private:
   std::array<Hook, 8> hooks_{};
@@ -638,6 +646,9 @@ struct Hooks {
   // The keys `Fake` and `DeferredInit`; and the first fake with the negative or conjugate bit.
   HookList<OnKeyTaken> on_fake_key{};
   HookList<OnKeyTaken> on_deferred_init_key{};
+  // The key of marked tensors. Without an extension that registers its fallback, it cannot be taken.
+  HookList<OnKeyTaken> on_marks_key{};
+  HookList<OnNormalTensor> on_normal_tensor{};
   HookList<OnKeyTaken> on_math_bits{};
   HookList<ExtensionTest> self_tests{};
 };

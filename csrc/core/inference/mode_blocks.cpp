@@ -1,17 +1,19 @@
 #include "mode_blocks.h"
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
 #include "../marks/marks_key.h"
-#include "origins.h"
 #include "thread_mode.h"
 
 namespace torchext {
 
 namespace {
+
+std::atomic<bool> are_blocks_traced{false};
 
 struct OpenBlock {
   BlockOwner owner;
@@ -80,6 +82,26 @@ void abandonModeBlocks(BlockOwner owner) {
   for (auto block = innermostOf(blocks, owner); block != blocks.end(); block = innermostOf(blocks, owner)) {
     leave(blocks, block);
   }
+}
+
+void traceOriginsHere() {
+  takeMarksKey();
+  setMarksKeyDemanded(MarksFeature::kOrigins, true);
+}
+
+bool isTracingOrigins() noexcept {
+  return isMarksKeyDemanded(MarksFeature::kOrigins);
+}
+
+void traceOriginsInBlocks(bool enabled) {
+  if (enabled) {
+    takeMarksKey();
+  }
+  are_blocks_traced = enabled;
+}
+
+bool areBlocksTraced() noexcept {
+  return are_blocks_traced.load(std::memory_order_relaxed);
 }
 
 }  // namespace torchext

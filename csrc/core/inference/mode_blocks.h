@@ -27,4 +27,14 @@ bool isModeBlockOpen() noexcept;
 // Leaves all blocks of the owner on this thread, for an owner that is destroyed inside of them.
 TORCHEXT_API void abandonModeBlocks(BlockOwner owner);
 
+// Makes this thread trace origins until the innermost guard of its dispatch keys is left.
+TORCHEXT_API void traceOriginsHere();
+
+// Returns true if this thread traces.
+bool isTracingOrigins() noexcept;
+
+// Sets whether every block of inference mode that is entered on any thread traces.
+TORCHEXT_API void traceOriginsInBlocks(bool enabled);
+bool areBlocksTraced() noexcept;
+
 }  // namespace torchext

@@ -14,7 +14,7 @@
 #include "../fake/layouts/layout.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
-#include "../marks/tensor_marks.h"
+#include "../hooks/hooks.h"
 #include "../support/sizes.h"
 #include "../torch_internals/open_tensor_impl.h"
 
@@ -36,7 +36,9 @@ namespace {
 
 // Repeats the part of TensorImpl's constructor that inference mode skips.
 void giveAutograd(TensorImpl& impl, const c10::VariableVersion& version) {
-  setOriginMark(impl, {});
+  for (const OnNormalTensor forget : hooks().on_normal_tensor) {
+    forget(impl);
+  }
   c10::DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
   keys = keys | c10::getAutogradRelatedKeySetFromBackend(keys.highestBackendKey());
   impl.set_version_counter(version);

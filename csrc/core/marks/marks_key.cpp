@@ -5,10 +5,10 @@
 #include <atomic>
 #include <optional>
 
+#include "../hooks/hooks.h"
 #include "../support/leases.h"
 #include "../support/take_key.h"
 #include "../torch_internals/self_tests.h"
-#include "marks_handlers.h"
 
 namespace torchext {
 
@@ -72,7 +72,10 @@ void takeMarksKey() {
   static LazyKey key{kMarksKey, "AmpTensors, self-cleaning regions and the origins of inference tensors need"};
   key.take([] {
     requireSelfTest(SelfTest::kBackendMeta, "Marks of tensors need");
-    registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>());
+    TORCH_CHECK_NOT_IMPLEMENTED(!hooks().on_marks_key.empty(), "This build of torchext has no marks of tensors.");
+    for (const OnKeyTaken prepare : hooks().on_marks_key) {
+      prepare();
+    }
     is_ours = true;
   });
 }

@@ -14,7 +14,7 @@ namespace torchext {
 // The key of marked tensors: PyTorch's key for modes in tests, which is above all keys in ordinary use.
 constexpr c10::DispatchKey kMarksKey = kKeyOfModesInTests;
 
-// The features that share the key, in the order in which they handle a call: marks_handlers.h.
+// The features that share the key, in the order in which they handle a call.
 enum class MarksFeature : std::uint8_t { kOrigins, kAmp };
 constexpr std::size_t kNumMarksFeatures = 2;
 

@@ -9,9 +9,9 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/marks/marks_handlers.h"
 #include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/autocast_mode.h"
+#include "../marks/marks_handlers.h"
 #include "amp_arguments.h"
 #include "amp_results.h"
 #include "backward.h"
@@ -227,8 +227,6 @@ void handleAmpCall(MarkedCall& call) {
   AmpCall{call.op(), call.stack()}.run(call);
 }
 
-[[maybe_unused]] const bool is_registered = registerMarksHandler(MarksFeature::kAmp, &handleAmpCall);
-
 }  // namespace
 
 AmpPrediction predictAmp(const OperatorHandle& op, const Stack& arguments) {
@@ -236,6 +234,10 @@ AmpPrediction predictAmp(const OperatorHandle& op, const Stack& arguments) {
   const AmpCall call{op, stack};
   const AmpOutcome outcome = call.decide();
   return {outcome, outcome == AmpOutcome::kAutocasts ? call.autocastKeys() : DispatchKeySet{}};
+}
+
+void registerAmpHandler() {
+  registerMarksHandler(MarksFeature::kAmp, &handleAmpCall);
 }
 
 }  // namespace torchext

@@ -35,4 +35,7 @@ struct AmpPrediction {
 };
 AmpPrediction predictAmp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
+// Registers the handler. Call while the library is loaded.
+void registerAmpHandler();
+
 }  // namespace torchext

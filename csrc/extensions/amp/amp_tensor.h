@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torchext/macros.h>
 
-#include "../../core/marks/tensor_marks.h"
+#include "../marks/tensor_marks.h"
 
 namespace torchext {
 

@@ -7,7 +7,7 @@
 #include <c10/core/GradMode.h>
 
 #include "../../core/amp/region.h"
-#include "../../core/torch_internals/autograd.h"
+#include "../support/autograd.h"
 
 namespace torchext {
 

@@ -11,7 +11,7 @@
 
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/support/locks.h"
-#include "../../core/torch_internals/autograd.h"
+#include "../support/autograd.h"
 
 namespace torchext {
 

@@ -14,8 +14,8 @@
 
 #include "../../core/support/locks.h"
 #include "../../core/support/no_warnings.h"
-#include "../../core/torch_internals/autograd.h"
 #include "../../core/torch_internals/virtual_table.h"
+#include "../support/autograd.h"
 #include "attention.h"
 #include "generators.h"
 #include "profiling.h"

@@ -17,9 +17,9 @@
 #include "../../core/fake/fake_handler.h"
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_keys.h"
-#include "../../core/marks/tensor_marks.h"
 #include "../../core/support/stack_utils.h"
 #include "../amp/amp_handler.h"
+#include "../marks/tensor_marks.h"
 #include "dispatch_table.h"
 
 namespace torchext {

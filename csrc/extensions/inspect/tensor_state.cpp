@@ -4,7 +4,7 @@
 
 #include "../../core/deferred_init/deferred_init.h"
 #include "../../core/fake/fake.h"
-#include "../../core/torch_internals/autograd.h"
+#include "../support/autograd.h"
 
 namespace torchext {
 

@@ -15,8 +15,8 @@
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/support/stack_utils.h"
-#include "../../core/torch_internals/autograd.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
+#include "../support/autograd.h"
 
 namespace torchext {
 

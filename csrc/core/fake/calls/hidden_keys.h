@@ -3,7 +3,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../../marks/tensor_marks.h"
+#include "../../marks/marks_key.h"
 
 namespace torchext {
 

@@ -24,14 +24,7 @@ namespace torchext {
 // it was not traced.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
-// Makes this thread trace until the innermost guard of its dispatch keys is left.
-TORCHEXT_API void traceOriginsHere();
-
-// Returns true if this thread traces.
-bool isTracingOrigins() noexcept;
-
-// Sets whether every block of inference mode (mode_blocks.h) that is entered on any thread traces.
-TORCHEXT_API void traceOriginsInBlocks(bool enabled);
-bool areBlocksTraced() noexcept;
+// Handles calls for origins. Call while the library is loaded.
+void registerOrigins();
 
 }  // namespace torchext

@@ -7,9 +7,9 @@
 #include <c10/core/TensorImpl.h>
 #include <torchext/macros.h>
 
-#include "../support/leases.h"
+#include "../../core/marks/marks_key.h"
+#include "../../core/support/leases.h"
 #include "marks_handlers.h"
-#include "marks_key.h"
 
 namespace torchext {
 

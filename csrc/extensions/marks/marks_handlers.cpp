@@ -2,7 +2,9 @@
 
 #include <array>
 
-#include "../support/stack_utils.h"
+#include "../../core/hooks/hooks.h"
+#include "../../core/support/stack_utils.h"
+#include "../../core/support/take_key.h"
 #include "tensor_marks.h"
 
 namespace torchext {
@@ -48,13 +50,17 @@ void MarkedCall::passOn(DispatchKeySet keys) {
   op_.redispatchBoxed(keys_ & DispatchKeySet{DispatchKeySet::FULL_AFTER, kMarksKey}, &stack_);
 }
 
-bool registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept {
+void registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept {
   handlers.at(static_cast<std::size_t>(feature)) = handler;
-  return true;
 }
 
 void marksFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   MarkedCall{op, keys, *stack, featuresOf(op, *stack)}.passOn();
+}
+
+void registerMarks() {
+  hooks().on_marks_key.add(
+      [] { registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>()); });
 }
 
 }  // namespace torchext

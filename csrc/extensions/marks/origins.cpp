@@ -1,29 +1,27 @@
 #include "origins.h"
 
 #include <algorithm>
-#include <atomic>
 #include <typeinfo>
 #include <utility>
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
 
-#include "../fake/calls/op_traits.h"
-#include "../marks/marks_handlers.h"
-#include "../marks/source_lines.h"
-#include "../marks/tensor_marks.h"
-#include "../support/interpreter.h"
-#include "../support/stack_utils.h"
-#include "../torch_internals/error_texts.h"
-#include "mode_blocks.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../core/hooks/hooks.h"
+#include "../../core/inference/mode_blocks.h"
+#include "../../core/marks/source_lines.h"
+#include "../../core/support/interpreter.h"
+#include "../../core/support/stack_utils.h"
+#include "../../core/torch_internals/error_texts.h"
+#include "marks_handlers.h"
+#include "tensor_marks.h"
 
 namespace torchext {
 
 using c10::TensorImpl;
 
 namespace {
-
-std::atomic<bool> are_blocks_traced{false};
 
 // Subclasses of c10::Error have other causes, and keep their type.
 bool needsOrigins(const c10::Error& error) {
@@ -154,32 +152,15 @@ void handleOriginsCall(MarkedCall& call) {
   OriginsCall{call}.run();
 }
 
-[[maybe_unused]] const bool is_registered = registerMarksHandler(MarksFeature::kOrigins, &handleOriginsCall);
-
 }  // namespace
 
 std::string originOf(const at::TensorBase& tensor) {
   return tensor.defined() ? originMarkOf(*tensor.unsafeGetTensorImpl()) : std::string{};
 }
 
-void traceOriginsHere() {
-  takeMarksKey();
-  setMarksKeyDemanded(MarksFeature::kOrigins, true);
-}
-
-bool isTracingOrigins() noexcept {
-  return isMarksKeyDemanded(MarksFeature::kOrigins);
-}
-
-void traceOriginsInBlocks(bool enabled) {
-  if (enabled) {
-    takeMarksKey();
-  }
-  are_blocks_traced = enabled;
-}
-
-bool areBlocksTraced() noexcept {
-  return are_blocks_traced.load(std::memory_order_relaxed);
+void registerOrigins() {
+  registerMarksHandler(MarksFeature::kOrigins, &handleOriginsCall);
+  hooks().on_normal_tensor.add([](TensorImpl& tensor) { setOriginMark(tensor, {}); });
 }
 
 }  // namespace torchext

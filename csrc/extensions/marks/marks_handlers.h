@@ -6,7 +6,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 
-#include "marks_key.h"
+#include "../../core/marks/marks_key.h"
 
 namespace torchext {
 
@@ -69,11 +69,13 @@ class MarkedCall {
 // The function by which a feature handles a call. It passes the call on once, or raises.
 using MarksHandler = void (*)(MarkedCall& call);
 
-// Registers the handler of a feature: once per process, before the key is taken. Returns true, so that the initializer
-// of a static object can call it.
-bool registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept;
+// Registers the handler of a feature: once per process, while the library is loaded.
+void registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept;
 
 // The fallback of `kMarksKey`.
 void marksFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// Registers the fallback when the key is taken. Call while the library is loaded.
+void registerMarks();
 
 }  // namespace torchext
