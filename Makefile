@@ -97,7 +97,7 @@ unit: build ## Run the everyday tests and the shortest example
 prepared: $(VENV)
 	@$(MAKE) --no-print-directory -j 2 IN_PARALLEL=1 $(STATE)/built lint typecheck
 
-core: build $(STATE)/tools ## Build the core of the C++ library without extensions, and run its tests
+core: build $(STATE)/tools ## Build the core and the libraries of the C++ code alone, without extensions, and test them
 	$(PYTHON) -m pytest test/package/test_core.py --tier all
 
 examples: build ## Run the other examples

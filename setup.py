@@ -44,9 +44,10 @@ WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wsig
 
 
 def library_sources() -> list[str]:
-    """Return the files of the library, or with TORCHEXT_CORE those of its core, which `make core` builds alone."""
-    sources = find_sources("core/") if is_set("TORCHEXT_CORE") else find_sources(without="python")
-    return sources + ["build_tools/write_counts.cpp"] * is_set("TORCHEXT_COVERAGE")
+    """Return the files of the library, or those of some folders of csrc, which `make core` builds alone."""
+    if folders := os.environ.get("TORCHEXT_ONLY"):
+        return [source for folder in folders.split() for source in find_sources(f"{folder}/")]
+    return find_sources(without="python") + ["build_tools/write_counts.cpp"] * is_set("TORCHEXT_COVERAGE")
 
 
 def find_sources(folder: str = "", *, without: str = "") -> list[str]:
@@ -84,7 +85,7 @@ def instrumentation() -> list[str]:
 
 
 def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
-    """Return the library, and then the bindings, which are linked against it and which the core does not have."""
+    """Return the library, and then the bindings, which are linked against it and need all of it."""
     headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("torchext/include/**/*.h")]
     common = {
         "depends": sorted(str(path.relative_to(ROOT)) for path in headers),
@@ -107,7 +108,7 @@ def make_extensions(cpp_extension: ModuleType) -> list[Extension]:
         extra_link_args=["-Wl,-rpath,$ORIGIN/lib", *instrumentation()],
         **common,
     )
-    return [library] if is_set("TORCHEXT_CORE") else [library, bindings]
+    return [library] if "TORCHEXT_ONLY" in os.environ else [library, bindings]
 
 
 # ---- Metadata
