@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
@@ -192,6 +193,27 @@ void othersExplainAndEvaluateDuringReads() {
   }
 }
 
+// The recorded call is complete when the first of its values can be read.
+void othersReadTheFirstTensorOfAListThatIsWritten() {
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 64; ++i) {
+      tensors.push_back(deferredFull(round));
+    }
+    const auto write = [&tensors] {
+      for (int i = 0; i < 4; ++i) {
+        at::_foreach_add_(tensors, 1);
+      }
+    };
+    const auto read = [&tensors, round] {
+      const double sum = torchext::evaluate(tensors.front()).sum().item<double>();
+      EXPECT(sum >= 16.0 * round && sum <= 16.0 * (round + 4));
+    };
+    runAtOnce({write, read, read});
+    EXPECT(torchext::evaluate(tensors.back()).equal(at::full({4, 4}, round + 4.0)));
+  }
+}
+
 // The reader gets the value before the other thread's write, or after it.
 void oneThreadReadsWhileAnotherWrites() {
   for (int round = 0; round < kRounds; ++round) {
@@ -247,6 +269,7 @@ constexpr Test kTests[] = {
     {"one_thread_materializes_while_others_use_dependents", &oneThreadMaterializesWhileOthersUseDependents},
     {"others_read_sizes_and_free_views_during_materialization", &othersReadSizesAndFreeViewsDuringMaterialization},
     {"others_explain_and_evaluate_during_reads", &othersExplainAndEvaluateDuringReads},
+    {"others_read_the_first_tensor_of_a_list_that_is_written", &othersReadTheFirstTensorOfAListThatIsWritten},
     {"one_thread_reads_while_another_writes", &oneThreadReadsWhileAnotherWrites},
     {"others_record_during_reads", &othersRecordDuringReads},
     {"others_count_during_materialization", &othersCountDuringMaterialization},

@@ -43,7 +43,7 @@ def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "tests"),
-    [("inference_mode", 7), ("guards", 5), ("threads", 10), ("virtual_table", 2), ("operator_table", 5)],
+    [("inference_mode", 7), ("guards", 5), ("threads", 11), ("virtual_table", 2), ("operator_table", 5)],
 )
 def test_cpp_programs_pass_their_tests(name: str, tests: int, tmp_path: Path) -> None:
     library = library_of_tests(name, tmp_path)

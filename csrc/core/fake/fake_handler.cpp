@@ -323,8 +323,8 @@ bool FakeCall::tryCached(const CallKey& key) {
   return true;
 }
 
-// Recomputes the results of a cached call: NOTE [Checking hits]. The call has no effects on its arguments, otherwise it
-// would not be cached.
+// Recomputes the results of a cached call: NOTE [Checking hits]. Not called for recipes that
+// resize, so the call has no effects on its arguments.
 std::string FakeCall::describeRecomputed(const CallKey& key) const {
   const OwnComputation own;
   const FakeDecision decision = decide();

@@ -3,8 +3,9 @@
 // NOTE [Hooks]
 //
 // The core does not include its extensions. It calls the hooks in this header, and each extension sets those that it
-// implements. A hook that no extension sets is the class below, whose functions do nothing. That costs one virtual
-// call, or one comparison for a list. The core also works without extensions, but refuses more calls and is slower.
+// implements. There are three forms. An object that no extension sets is the class below, whose functions do nothing:
+// one virtual call. A list is empty, and a pointer is null: one comparison. The core also works without extensions, but
+// refuses more calls and is slower. Some errors are missing then, and calls on other ranks are ordinary calls.
 //
 // Hooks are set while the library is loaded (`extensions/registration.cpp`), and never change afterwards, so no lock
 // guards them. The core calls them on any thread that runs operators, with and without the lock of the interpreter, and
@@ -63,8 +64,9 @@ struct HandledCall {
   const char* description = "";  // for `inspect.route`
 };
 
-// Handles some calls on fakes instead of the Meta kernels. Each call that is not in the cache is offered to the
-// handlers, in the order in which they were added.
+// Handles some calls on fakes instead of the Meta kernels. A call that is not in the cache, and for which no earlier
+// outcome applies (`FakeOutcome`), is offered to the handlers in the order in which they were added. Predictions and
+// checks of hits call `decide()` without `run()`.
 class CallHandler {
  public:
   constexpr CallHandler() = default;
@@ -91,10 +93,12 @@ class CallFollower {
 
   // The results are on top of `stack`.
   virtual void finish(const torch::jit::Stack& stack) = 0;
+  // The call has raised c10::Error. Other exceptions call neither function.
   virtual void fail() noexcept {}
 };
 
-// Returns a follower of the call, or null, which must be cheap. `decomposes()` returns whether the operators that it
+// Returns a follower of the call, or null. Called for each boxed call, hits included; unboxed kernels repeat
+// what their calls need. `decomposes()` returns whether the operators that it
 // consists of will be called instead.
 using FollowCall = std::unique_ptr<CallFollower> (*)(const c10::OperatorHandle& op,
                                                      const torch::jit::Stack& stack,
@@ -127,7 +131,7 @@ class FakeValues {
   // Replaces arguments whose values determine shapes by equivalent ones whose shapes do.
   virtual void prepare(const c10::OperatorHandle& /*op*/, torch::jit::Stack& /*stack*/, bool /*is_prediction*/) const {}
 
-  // Returns true if the call reads values, and all that it reads are known: then the cache is not asked.
+  // Returns true if the call reads values, and all that it reads are known: then it skips the cache.
   virtual bool areRead(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) const {
     return false;
   }
@@ -266,9 +270,11 @@ class MemoryCounter {
   // Allocates `nbytes`, which must not be 0, for a storage with its last label, or 0 if it has no label. Returns the
   // argument of `free()`. Throws c10::OutOfMemoryError.
   virtual void* allocate(std::size_t nbytes, c10::Device device, std::uint8_t label) = 0;
+  // Called in destructors of storages, with any lock held that the thread holds.
   virtual void free(void* allocation) noexcept = 0;
 
-  // Returns the allocation's address, or 0 on devices whose addresses are not simulated.
+  // Called with the lock `kStorages` held. Returns the allocation's address, or 0 on devices whose addresses are not
+  // simulated.
   virtual std::uintptr_t addressOf(const void* allocation) const noexcept = 0;
 
   // Records that the allocation is also used on `stream`.
@@ -428,7 +434,7 @@ class FakeDevices {
   }
   // Raises "invalid device ordinal" if the device is neither real nor one of them.
   virtual void check(c10::Device /*device*/) const {}
-  // Returns true for a device without kernels to compute on it.
+  // Returns true for a device without kernels to compute on it. May be called with `kReplay` held.
   virtual bool isMissing(c10::Device /*device*/) const {
     return false;
   }
@@ -551,7 +557,8 @@ class PartRules {
 };
 
 // Computes the random fill `op` with the arguments on `stack` if it can do so faster than PyTorch, with the same bits,
-// and replaces them by the result. Returns false, without an effect, otherwise. Null without an extension.
+// and replaces them by the result. Returns false, without an effect, otherwise. Null without an extension. Called with
+// `kReplay` held, and `kDraws` while recording.
 using ReplayFill = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
 
 // Materializes tensors in another way. Returns false, without an effect, for the usual way. Null without an extension.
@@ -570,9 +577,9 @@ class KeyOwners {
   constexpr KeyOwners() = default;
   C10_DISABLE_COPY_AND_ASSIGN(KeyOwners);
 
-  // Shares the key, which has a fallback that is not ours. Called with the lock of keys held.
+  // Shares the key, which has a fallback that is not ours. Called with the lock `kKeys` held.
   virtual void share() const;
-  // Called each time that a tensor needs the key, after it has been shared.
+  // Called for each new fake storage after the key has been shared.
   virtual void repair() const {}
   // Prepare all operators, or one, for our fakes, after the key has been shared.
   virtual void shareKernels() const {}
@@ -588,8 +595,9 @@ class KeyOwners {
   ~KeyOwners() = default;
 };
 
-// Registers kernels for operators of `aten` on a key, when it is taken.
+// Registers kernels for operators of `aten` on a key, when it is taken. Called once, with the lock `kKeys` held.
 using RegisterKernels = void (*)(torch::Library& library);
+// The same for a key, or for another event.
 using OnKeyTaken = void (*)();
 
 // Raises an error if a property of PyTorch does not hold that an extension relies on. Called before the first key is
@@ -643,7 +651,7 @@ struct Hooks {
   HookList<DecomposeCall> decompositions{};
   // The key of composites: NOTE [Composites that read memory].
   HookList<RegisterKernels> on_composites_key{};
-  // The keys `Fake` and `DeferredInit`; and the first fake with the negative or conjugate bit.
+  // The keys `Fake` and `DeferredInit`; and each fake with the negative or conjugate bit, without a lock.
   HookList<OnKeyTaken> on_fake_key{};
   HookList<OnKeyTaken> on_deferred_init_key{};
   // The key of marked tensors. Without an extension that registers its fallback, it cannot be taken.

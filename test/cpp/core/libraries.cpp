@@ -102,7 +102,7 @@ void requestsBeyondTheCapacityFail() {
   allocator.driver().setCapacity(64 * kMiB, /*is_limited=*/true);
   Block* const cached = allocator.allocate(40 * kMiB, 0);
   allocator.free(cached);
-  allocator.free(allocator.allocate(60 * kMiB, 0));  // releases what is cached
+  allocator.free(allocator.allocate(60 * kMiB, 0));  // releases the cached segment
   EXPECT(reservedBy(allocator) == 60 * kMiB);
   bool has_failed = false;
   try {

@@ -154,8 +154,13 @@ class RecordedCall {
   void noteDraws(const std::shared_ptr<OpNode>& node,
                  const std::optional<at::Generator>& generator,
                  const Stack& called) const;
-  void noteWrittenArguments(const std::shared_ptr<OpNode>& node, const std::vector<PendingWrite>& arguments) const;
-  void noteResults(const std::shared_ptr<OpNode>& node) const;
+  // The written storages, and their indices in `OpNode::written()`.
+  using Writes = std::vector<std::pair<c10::Storage, std::size_t>>;
+  void noteWrites(const std::shared_ptr<OpNode>& node,
+                  const std::vector<PendingWrite>& arguments,
+                  c10::ArrayRef<Tensor> results) const;
+  void addWrittenArgument(OpNode& node, const PendingWrite& argument, Writes& writes) const;
+  static void addResult(OpNode& node, c10::ArrayRef<Tensor> results, std::size_t position, Writes& writes);
 
   const OperatorHandle& op_;
   const DispatchKeySet keys_;
@@ -470,13 +475,12 @@ void RecordedCall::record() {
   } catch (const c10::Error& error) {
     if (isRaisedAfterWriting(error)) {
       noteDraws(node, generator, called);
-      noteWrittenArguments(node, written);
+      noteWrites(node, written, {});
     }
     throw;
   }
   noteDraws(node, generator, called);
-  noteWrittenArguments(node, written);
-  noteResults(node);
+  noteWrites(node, written, returnedTensors(topOf(stack_, op_.schema().returns().size())));
 }
 
 void RecordedCall::noteDraws(const std::shared_ptr<OpNode>& node,
@@ -545,21 +549,25 @@ TapePositionPtr RecordedCall::takeDraws(const OpNode& node, const at::Generator&
   return position;
 }
 
-void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
-                                        const std::vector<PendingWrite>& arguments) const {
-  const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
-  bool grows = false;
+// The node is complete before a value refers to it: other threads may use it from then on.
+void RecordedCall::noteWrites(const std::shared_ptr<OpNode>& node,
+                              const std::vector<PendingWrite>& arguments,
+                              c10::ArrayRef<Tensor> results) const {
+  Writes writes;
   for (const PendingWrite& argument : arguments) {
-    const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
-    // Of `t_`, `set_`, `as_strided_` and similar operators, only `resize_` may write the storage.
-    if (changes_metadata_only && (!was_resized || !isSameStorage(argument.storage, argument.tensor.storage()))) {
-      continue;
+    addWrittenArgument(*node, argument, writes);
+  }
+  for (const auto i : c10::irange(results.size())) {
+    addResult(*node, results, i, writes);
+  }
+  bool grows = false;
+  for (const auto& [storage, output] : writes) {
+    const WrittenStorage& written = node->written()[output];
+    const auto value = std::make_shared<StorageValue>(node, output, storage);
+    if (written.is_argument) {
+      value->setRepeats(repeatsAfterConstruction(storage, written.geometry()));
     }
-    const auto output = node->addWritten({argument.position, /*is_argument=*/true,
-                                          was_resized && !changes_metadata_only, SharedGeometry::of(argument.tensor)});
-    const auto value = std::make_shared<StorageValue>(node, output, argument.storage);
-    value->setRepeats(repeatsAfterConstruction(argument.storage, node->written()[output].geometry()));
-    setValue(argument.storage, value);
+    setValue(storage, value);
     grows = grows || value->repeats() == kRepeatsToWarn;
   }
   if (grows) {
@@ -567,15 +575,26 @@ void RecordedCall::noteWrittenArguments(const std::shared_ptr<OpNode>& node,
   }
 }
 
-void RecordedCall::noteResults(const std::shared_ptr<OpNode>& node) const {
-  std::uint32_t position = 0;
-  for (const Tensor& result : returnedTensors(topOf(stack_, op_.schema().returns().size()))) {
-    if (result.defined() && isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr) {
-      const auto output =
-          node->addWritten({position, /*is_argument=*/false, /*was_resized=*/false, SharedGeometry::of(result)});
-      setValue(result.storage(), std::make_shared<StorageValue>(node, output, result.storage()));
-    }
-    ++position;
+void RecordedCall::addWrittenArgument(OpNode& node, const PendingWrite& argument, Writes& writes) const {
+  const bool changes_metadata_only = op_.hasTag(at::Tag::inplace_view);
+  const bool was_resized = argument.tensor.storage().nbytes() != argument.nbytes;
+  // Of `t_`, `set_`, `as_strided_` and similar operators, only `resize_` may write the storage.
+  if (changes_metadata_only && (!was_resized || !isSameStorage(argument.storage, argument.tensor.storage()))) {
+    return;
+  }
+  const bool is_resized = was_resized && !changes_metadata_only;
+  writes.emplace_back(argument.storage, node.addWritten({argument.position, /*is_argument=*/true, is_resized,
+                                                         SharedGeometry::of(argument.tensor)}));
+}
+
+// Adds the result at `position` if it is on a new storage.
+void RecordedCall::addResult(OpNode& node, c10::ArrayRef<Tensor> results, std::size_t position, Writes& writes) {
+  const Tensor& result = results[position];
+  const auto is_on = [&result](const auto& write) { return isSameStorage(write.first, result.storage()); };
+  if (result.defined() && isFake(result) && result.has_storage() && provenanceOf(result.storage()) == nullptr &&
+      std::none_of(writes.begin(), writes.end(), is_on)) {
+    writes.emplace_back(result.storage(), node.addWritten({static_cast<std::uint32_t>(position), /*is_argument=*/false,
+                                                           /*was_resized=*/false, SharedGeometry::of(result)}));
   }
 }
 

@@ -20,8 +20,8 @@ inline void ignoreProgress(std::size_t /*nbytes*/) {}
 
 // Runs a plan: NOTE [The plan of a replay]. One instance computes one set of values, once.
 //
-// Nothing outside changes while it runs: not the graph, not a fake tensor, not a generator. An error leaves everything
-// unchanged. A buffer is freed after the last operator that needs it. Independent operators do not run in between, so
+// No value and no fake tensor changes while it runs. The default generator moves temporarily for operators that take no
+// generator, and computed values may be cached. An error leaves everything unchanged. A buffer is freed after the last operator that needs it. Independent operators do not run in between, so
 // memory holds the wanted values and the data of the current operators.
 class TORCHEXT_API Replay {
  public:

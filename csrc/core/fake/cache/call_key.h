@@ -28,8 +28,8 @@ namespace torchext {
 //     floating-point numbers do not count for some operators, such as those of optimizers, whose numbers change in each
 //     step;
 //   * except for views and changes of metadata, settings of the process and the thread: default dtype, grad and
-//     inference mode, deterministic algorithms, enabled libraries, the number of fake devices, whether their memory is
-//     counted, and whether deferred_init records the call.
+//     inference mode, deterministic algorithms, enabled libraries, the order of attention backends, whether there are
+//     several threads, the fake devices, whether their memory is counted, and whether deferred_init records the call.
 //
 // A kernel that belongs to neither PyTorch nor torchext may depend on anything, so no key describes its calls.
 //

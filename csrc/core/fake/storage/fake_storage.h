@@ -8,7 +8,8 @@
 // once, with the storage:
 //
 //   * its size and device, in the StorageImpl itself, so that `nbytes()` and `untyped_storage()` work;
-//   * the origin of the bytes, as a `Provenance`, if it has been recorded, as deferred_init does;
+//   * the origin of the bytes, as a `Provenance`: a recorded value, whose tensors carry the key of deferred_init, or
+//     known values;
 //   * the fake tensors on the storage, so that all of them become real together: NOTE [Materializing in place].
 //
 // This record is the context of the storage's DataPtr, whose pointer is null. Reading or writing the data raises an
