@@ -11,9 +11,9 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
-from . import _C
-from .tools.leases import leases
-from .tools.results import Column, Items, Table, plain
+from .. import _C
+from ..tools.leases import leases
+from ..tools.results import Column, Items, Table, plain
 
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
