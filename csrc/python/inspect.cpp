@@ -1,12 +1,26 @@
+#include <array>
+#include <cstddef>
+#include <exception>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
+#include <ATen/core/dispatch/DispatchKeyExtractor.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/python_arg_parser.h>
 
+#include "../core/deferred_init/record/recorder.h"
+#include "../core/fake/calls/recording.h"
+#include "../core/fake/fake_handler.h"
+#include "../core/fake/storage/fake_factories.h"
 #include "../core/support/operator_table.h"
-#include "../extensions/inspect/route.h"
+#include "../core/support/sizes.h"
+#include "../core/support/stack_utils.h"
+#include "../core/torch_internals/dispatcher_internals.h"
+#include "../extensions/amp/amp_handler.h"
 #include "../extensions/inspect/tensor_state.h"
 #include "bind.h"
 #include "module.h"
@@ -42,19 +56,149 @@ torch::jit::Stack convertArguments(const c10::FunctionSchema& schema,
   }
 }
 
-// Returns tuples in the order of the fields of torchext.inspect.RouteStep.
-pybind11::list route(const std::string& name,
-                     const std::string& overload,
-                     const pybind11::tuple& args,
-                     const pybind11::dict& kwargs) {
+// A call that torchext/inspect/walk.py follows over the dispatch keys. It is never made.
+struct PredictedCall {
+  c10::OperatorHandle op;
+  torch::jit::Stack arguments;
+};
+
+PredictedCall makePredictedCall(const std::string& name,
+                                const std::string& overload,
+                                const pybind11::tuple& args,
+                                const pybind11::dict& kwargs) {
   const c10::OperatorHandle op = findOperator(name, overload);
-  const torch::jit::Stack arguments = convertArguments(op.schema(), args, kwargs);
-  pybind11::list steps;
-  for (const RouteStep& step : routeOf(op, arguments)) {
-    steps.append(pybind11::make_tuple(c10::toString(step.key), step.origin, toString(step.turn), step.is_python,
-                                      step.source, step.comment));
+  return {op, convertArguments(op.schema(), args, kwargs)};
+}
+
+// Returns the keys of the tensor arguments and of the thread. Makes a new extractor, which, unlike the operator's own,
+// does not leave out keys that fall through.
+c10::DispatchKeySet keysOf(const PredictedCall& call) {
+  return c10::DispatchKeyExtractor::make(call.op.schema()).getDispatchKeySetBoxed(&call.arguments);
+}
+
+bool hasTensors(const PredictedCall& call) {
+  const c10::ArrayRef<c10::IValue> arguments = call.arguments;
+  return hasTensor(arguments, [](const at::Tensor& /*tensor*/) { return true; });
+}
+
+// Returns the backend that `dtype`, `layout` and `device` name, or nothing for an operator without these arguments.
+std::optional<c10::DispatchKey> selectedBackend(const PredictedCall& call) {
+  const c10::FunctionSchema& schema = call.op.schema();
+  const auto dtype = schema.argumentIndexWithName("dtype");
+  const auto layout = schema.argumentIndexWithName("layout");
+  const auto device = schema.argumentIndexWithName("device");
+  if (!dtype || !layout || !device) {
+    return std::nullopt;
   }
-  return steps;
+  const auto argument = [&](int index) { return call.arguments.at(toSize(index)); };
+  return c10::computeDispatchKey(argument(*dtype).toOptional<c10::ScalarType>(),
+                                 argument(*layout).toOptional<c10::Layout>(),
+                                 argument(*device).toOptional<c10::Device>());
+}
+
+// Returns the entry of the dispatch table for `key`: whether there is a kernel, whether it falls through, whether it is
+// written in Python, the place of its registration, and the reason for which the dispatcher chooses it.
+std::tuple<bool, bool, bool, std::string, std::string> tableEntry(const PredictedCall& call, c10::DispatchKey key) {
+  const TableKernel found = tableKernel(call.op, key);
+  const c10::KernelFunction& kernel = found.registered.kernel;
+  return {kernel.isValid(), kernel.isFallthrough(), isPythonKernel(kernel), found.registered.source, found.reason};
+}
+
+// Returns the message of the error that PyTorch raises when the call reaches a key that has no kernel.
+std::string missingKernelMessage(const PredictedCall& call, c10::DispatchKey key) {
+  try {
+    operatorEntry(call.op).reportError(key);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();  // the error of the callback that `torch._custom_op` sets
+  }
+}
+
+constexpr std::array kFakeOutcomes{"passes on",  "records",        "runs for real", "lifts",        "pins",
+                                   "decomposes", "runs in layout", "is handled",    "runs on Meta", "refuses"};
+constexpr std::array kEffects{"handler computes", "handler decomposes", "handler passes on"};
+constexpr std::array kMetadataKernels{"Meta kernel", "composite kernel", "own kernel", "kernel on zeros", "no kernel"};
+constexpr std::array kRecorderOutcomes{"decomposes",   "passes on", "passes on below", "lifts",        "communicates",
+                                       "synchronizes", "shows",     "runs for real",   "runs as fake", "records"};
+constexpr std::array kAmpOutcomes{"passes on", "passes on in backward", "autocasts", "cleans"};
+
+// `names` are those of the enumerators to `kLast`, in their order.
+template <auto kLast, std::size_t N>
+std::string nameOf(decltype(kLast) enumerator, const std::array<const char*, N>& names) {
+  static_assert(N == static_cast<std::size_t>(kLast) + 1);
+  return names.at(static_cast<std::size_t>(enumerator));
+}
+
+using Prediction = std::tuple<std::string, std::string>;
+
+Prediction predictRefusal(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::NotImplementedError& refusal) {
+    return {"not implemented", refusal.what_without_backtrace()};
+  } catch (const c10::Error& refusal) {
+    return {"refuses", refusal.what_without_backtrace()};
+  }
+}
+
+// Returns the decision of the handler of `Fake` and its details, if kernels on the way have included keys in those of
+// the thread, and excluded others. `is_recorded`: the recorder of deferred_init makes the call.
+Prediction predictFakeOnTheWay(const PredictedCall& call,
+                               c10::DispatchKeySet keys,
+                               c10::DispatchKeySet included,
+                               c10::DispatchKeySet excluded,
+                               bool is_recorded) {
+  const c10::impl::IncludeDispatchKeyGuard include{included};
+  const c10::impl::ExcludeDispatchKeyGuard exclude{excluded};
+  std::optional<FakeFactoriesGuard> factories;
+  if (included.has(c10::DispatchKey::Fake)) {
+    factories.emplace();
+  }
+  std::optional<RecordingGuard> recording;
+  if (is_recorded) {
+    recording.emplace(/*can_run_for_real=*/true);
+  }
+  const FakeDecision decision = predictFake(call.op, keys, call.arguments);
+  if (const std::exception_ptr error = decision.error()) {
+    return predictRefusal(error);
+  }
+  switch (decision.outcome) {
+    case FakeOutcome::kHandled:
+      return {nameOf<HandledCall::Effect::kPassesOn>(decision.handled.effect, kEffects), decision.handled.description};
+    case FakeOutcome::kRunsOnMeta:
+      return {nameOf<MetadataKernel::kMissing>(decision.plan.kernel, kMetadataKernels), ""};
+    default:
+      return {nameOf<FakeOutcome::kRefuses>(decision.outcome, kFakeOutcomes), ""};
+  }
+}
+
+std::string predictRecorderOf(const PredictedCall& call, c10::DispatchKeySet keys) {
+  return nameOf<RecorderOutcome::kRecords>(predictRecorder(call.op, keys, call.arguments), kRecorderOutcomes);
+}
+
+std::string predictRecorderBelow(const PredictedCall& call, c10::DispatchKeySet keys) {
+  return nameOf<RecorderOutcome::kRecords>(predictRecorderBelowAutograd(call.op, keys, call.arguments),
+                                           kRecorderOutcomes);
+}
+
+std::tuple<std::string, c10::DispatchKeySet> predictAmpOf(const PredictedCall& call) {
+  const AmpPrediction predicted = predictAmp(call.op, call.arguments);
+  return {nameOf<AmpOutcome::kCleans>(predicted.outcome, kAmpOutcomes), predicted.autocast_keys};
+}
+
+void bindPredictedCall(pybind11::module_& module) {
+  pybind11::class_<PredictedCall>(module, "PredictedCall")
+      .def(pybind11::init(torch::wrap_pybind_function(makePredictedCall)))
+      .def("keys", torch::wrap_pybind_function(keysOf))
+      .def("has_tensors", hasTensors)
+      .def("selected_backend", torch::wrap_pybind_function(selectedBackend))
+      .def("table_entry", torch::wrap_pybind_function(tableEntry))
+      .def("missing_kernel_message", torch::wrap_pybind_function(missingKernelMessage))
+      .def("predict_fake", torch::wrap_pybind_function(predictFakeOnTheWay))
+      .def("predict_recorder", torch::wrap_pybind_function(predictRecorderOf))
+      .def("predict_recorder_below_autograd", torch::wrap_pybind_function(predictRecorderBelow))
+      .def("predict_amp", torch::wrap_pybind_function(predictAmpOf));
 }
 
 // Returns a tuple in the order of the fields of torchext.inspect.TensorState.
@@ -74,7 +218,7 @@ pybind11::tuple tensorState(const at::Tensor& tensor) {
 void bindInspect(pybind11::module_& module) {
   bind(module, "has_operator", hasOperator);
   bind(module, "operator_tables", describeOperatorTables);
-  module.def("route", torch::wrap_pybind_function(route));
+  bindPredictedCall(module);
   module.def("tensor_state", torch::wrap_pybind_function(tensorState));
 }
 

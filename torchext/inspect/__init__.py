@@ -14,6 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from .. import _C
 from ..tools.leases import leases
 from ..tools.results import Column, Items, Table, plain
+from .walk import Walk
 
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
@@ -121,17 +122,12 @@ def route(
           CPU              kernel    computes   RegisterCPU_0.cpp:1297
     """
     name, overload_name = _resolve(op, args, kwargs)
+    operator = f"{name}.{overload_name}" if overload_name else name
     try:
-        steps = _C.route(name, overload_name, args, kwargs)
+        call = _C.PredictedCall(name, overload_name, args, kwargs)
     except TypeError as error:
-        raise TypeError(
-            f"route() was given arguments that `{_joined(name, overload_name)}` does not take: {error}"
-        ) from None
-    return Route(_joined(name, overload_name), [RouteStep(*step) for step in steps])
-
-
-def _joined(name: str, overload_name: str) -> str:
-    return f"{name}.{overload_name}" if overload_name else name
+        raise TypeError(f"route() was given arguments that `{operator}` does not take: {error}") from None
+    return Route(operator, [RouteStep(*step) for step in Walk(operator, call).steps()])
 
 
 def _resolve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:

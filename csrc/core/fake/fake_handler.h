@@ -5,6 +5,7 @@
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torchext/macros.h>
 
 #include "cache/call_key.h"
 #include "layouts/layout.h"
@@ -46,6 +47,8 @@ struct FakeDecision {
 
 // Returns the fallback's decision for the call of `op` with `arguments` on this thread. Runs no operator, and does not
 // change the cache.
-FakeDecision predictFake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const torch::jit::Stack& arguments);
+TORCHEXT_API FakeDecision predictFake(const c10::OperatorHandle& op,
+                                      c10::DispatchKeySet keys,
+                                      const torch::jit::Stack& arguments);
 
 }  // namespace torchext

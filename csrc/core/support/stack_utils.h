@@ -10,6 +10,7 @@
 #include <ATen/core/operator_name.h>
 #include <ATen/core/stack.h>
 #include <c10/util/FunctionRef.h>
+#include <torchext/macros.h>
 
 #include "sizes.h"
 
@@ -45,7 +46,7 @@ void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit);
 
 // Returns true if `is_wanted` returns true for one of the defined tensors in `value`, or in `values`.
 bool hasTensor(const IValue& value, TensorPredicate is_wanted);
-bool hasTensor(ArrayRef<IValue> values, TensorPredicate is_wanted);
+TORCHEXT_API bool hasTensor(ArrayRef<IValue> values, TensorPredicate is_wanted);
 
 // Returns true if `is_wanted` returns true for all defined tensors in `values`.
 bool allTensors(ArrayRef<IValue> values, TensorPredicate is_wanted);

@@ -5,11 +5,12 @@
 #include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
 // Returns the dispatcher's entry for `op`, mainly its dispatch table.
-const c10::impl::OperatorEntry& operatorEntry(const c10::OperatorHandle& op);
+TORCHEXT_API const c10::impl::OperatorEntry& operatorEntry(const c10::OperatorHandle& op);
 
 // Returns true if `op` and its CPU kernel are PyTorch's. An unboxed kernel is written in C++; kernels that users
 // register in Python are boxed.
@@ -43,14 +44,14 @@ struct TableKernel {
   RegisteredKernel registered;
   const char* reason;
 };
-TableKernel tableKernel(const c10::OperatorHandle& op, c10::DispatchKey key);
+TORCHEXT_API TableKernel tableKernel(const c10::OperatorHandle& op, c10::DispatchKey key);
 
 // Returns true if PyTorch registered the kernel of `op` for `key`. Returns false for a kernel registered by a program
 // or another library, and without a kernel.
 bool isKernelOfPyTorch(const c10::OperatorHandle& op, c10::DispatchKey key);
 
 // Returns true if `kernel` was registered from Python.
-bool isPythonKernel(const c10::KernelFunction& kernel);
+TORCHEXT_API bool isPythonKernel(const c10::KernelFunction& kernel);
 
 // Returns PyTorch's C++ kernel of `op` for `key` if a Python kernel of PyTorch overrides it, and an invalid kernel
 // otherwise.

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -33,7 +34,7 @@ struct AmpPrediction {
   AmpOutcome outcome;
   c10::DispatchKeySet autocast_keys;
 };
-AmpPrediction predictAmp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
+TORCHEXT_API AmpPrediction predictAmp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
 // Registers the handler. Call while the library is loaded.
 void registerAmpHandler();

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torchext/macros.h>
 
 #include "../../fake/calls/recording.h"
 
@@ -48,13 +49,13 @@ enum class RecorderOutcome : std::uint8_t {
 };
 
 // Returns the decision of the fallback.
-RecorderOutcome predictRecorder(const c10::OperatorHandle& op,
-                                c10::DispatchKeySet keys,
-                                const torch::jit::Stack& arguments);
-
-// Returns the decision for a call that the handler of `Fake` hands over.
-RecorderOutcome predictRecorderBelowAutograd(const c10::OperatorHandle& op,
+TORCHEXT_API RecorderOutcome predictRecorder(const c10::OperatorHandle& op,
                                              c10::DispatchKeySet keys,
                                              const torch::jit::Stack& arguments);
+
+// Returns the decision for a call that the handler of `Fake` hands over.
+TORCHEXT_API RecorderOutcome predictRecorderBelowAutograd(const c10::OperatorHandle& op,
+                                                          c10::DispatchKeySet keys,
+                                                          const torch::jit::Stack& arguments);
 
 }  // namespace torchext

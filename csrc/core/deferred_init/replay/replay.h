@@ -21,8 +21,9 @@ inline void ignoreProgress(std::size_t /*nbytes*/) {}
 // Runs a plan: NOTE [The plan of a replay]. One instance computes one set of values, once.
 //
 // No value and no fake tensor changes while it runs. The default generator moves temporarily for operators that take no
-// generator, and computed values may be cached. An error leaves everything unchanged. A buffer is freed after the last operator that needs it. Independent operators do not run in between, so
-// memory holds the wanted values and the data of the current operators.
+// generator, and computed values may be cached. An error leaves everything unchanged. A buffer is freed after the last
+// operator that needs it. Independent operators do not run in between, so memory holds the wanted values and the data
+// of the current operators.
 class TORCHEXT_API Replay {
  public:
   // Calls `on_value` once for each wanted value, when it has been computed.

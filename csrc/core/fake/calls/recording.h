@@ -2,12 +2,13 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
 // Exists while the recorder of deferred_init runs an operator as a fake one on this thread. If the `Fake` handler
 // refuses the operator as not implemented, the recorder catches the error and runs the operator for real. Nests.
-class RecordingGuard {
+class TORCHEXT_API RecordingGuard {
  public:
   // `can_run_for_real`: false if an argument has no values. Then the recorder catches nothing.
   explicit RecordingGuard(bool can_run_for_real) noexcept;

@@ -12,7 +12,7 @@ namespace torchext {
 
 // While an instance exists on a thread, factories there make fakes: the thread includes the `Fake` key on our behalf.
 // Nests.
-class FakeFactoriesGuard {
+class TORCHEXT_API FakeFactoriesGuard {
  public:
   FakeFactoriesGuard();
   C10_DISABLE_COPY_AND_ASSIGN(FakeFactoriesGuard);
