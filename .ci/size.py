@@ -15,7 +15,7 @@ import sys
 # starts (79,500 before), and outputs with math bits, uncounted versions and checked conversions (79,650 before).
 BUDGET = 80_170
 # Budget for csrc/core, which a newcomer must understand: 13,000 is the goal.
-CORE_BUDGET = 16_240
+CORE_BUDGET = 16_280
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 
