@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -139,134 +138,57 @@ void recordMemoryHistory(bool enabled, std::size_t max_entries, int stacks) {
   }
 }
 
-// By the values of MemoryAction.
-constexpr std::array<const char*, 8> kActionNames{"alloc",        "free_requested", "free_completed", "segment_alloc",
-                                                  "segment_free", "segment_map",    "segment_unmap",  "oom"};
-
-const char* stateOf(const Block& block) {
-  if (block.is_allocated) {
-    return "active_allocated";
-  }
-  return block.is_awaited ? "active_pending_free" : "inactive";
-}
-
-py::list asFrames(const StackTrace* stack) {
-  py::list frames;
+// The file, line and function of each frame.
+using Frames = std::vector<std::tuple<std::string, int, std::string>>;
+Frames framesOf(const std::shared_ptr<const StackTrace>& stack) {
+  Frames frames;
   if (stack != nullptr) {
     for (const StackFrame& frame : *stack) {
-      py::dict described;
-      described["filename"] = frame.file;
-      described["line"] = frame.line;
-      described["name"] = frame.function;
-      frames.append(described);
+      frames.emplace_back(frame.file, frame.line, frame.function);
     }
   }
   return frames;
 }
 
-// A copy of a block, and the stack that allocated it.
-struct BlockCopy {
-  Block block;
-  std::shared_ptr<const StackTrace> stack;
-};
+// The address, size, requested size, whether it is allocated, whether its free is awaited, and the frames.
+using BlockRow = std::tuple<std::uintptr_t, std::size_t, std::size_t, bool, bool, Frames>;
 
-std::vector<BlockCopy> copySegment(const Block& first, const DeviceMemory& memory) {
-  std::vector<BlockCopy> seen;
+// The stream, whether it is small, the pool, whether it is expandable, and the blocks.
+using SegmentRow = std::tuple<c10::StreamId, bool, PoolId, bool, std::vector<BlockRow>>;
+
+SegmentRow rowOf(const Block& first, const DeviceMemory& memory) {
+  std::vector<BlockRow> blocks;
   for (const Block* block = &first; block != nullptr && block->is_mapped; block = block->next) {
-    seen.push_back({*block, block->isFree() ? nullptr : memory.stackOf(block->address)});
+    blocks.emplace_back(block->address, block->size, block->requested, block->is_allocated, block->is_awaited,
+                        framesOf(block->isFree() ? nullptr : memory.stackOf(block->address)));
   }
-  return seen;
+  return {first.stream, first.pool->isSmall(), first.pool->id, first.segment != nullptr, blocks};
 }
 
-// Returns a segment of `torch._C._cuda_memorySnapshot()`.
-py::dict asSegment(const std::vector<BlockCopy>& seen, std::int64_t device) {
-  py::list blocks;
-  std::size_t total = 0;
-  std::size_t allocated = 0;
-  std::size_t active = 0;
-  std::size_t requested = 0;
-  for (const auto& [block, stack] : seen) {
-    py::dict described;
-    described["address"] = block.address;
-    described["size"] = block.size;
-    described["requested_size"] = block.requested;
-    described["state"] = stateOf(block);
-    described["frames"] = asFrames(stack.get());
-    blocks.append(described);
-    total += block.size;
-    allocated += block.is_allocated ? block.size : 0;
-    active += block.isFree() ? 0 : block.size;
-    requested += block.isFree() ? 0 : block.requested;
-  }
-  const Block& first = seen.front().block;
-  py::dict segment;
-  segment["device"] = device;
-  segment["address"] = first.address;
-  segment["total_size"] = total;
-  segment["allocated_size"] = allocated;
-  segment["active_size"] = active;
-  segment["requested_size"] = requested;
-  segment["stream"] = first.stream;
-  segment["segment_type"] = first.pool->isSmall() ? "small" : "large";
-  segment["segment_pool_id"] = first.pool->id;
-  segment["is_expandable"] = first.segment != nullptr;
-  segment["frames"] = py::list{};
-  segment["blocks"] = blocks;
-  return segment;
-}
-
-py::list memorySegments() {
-  py::list segments;
-  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    DeviceMemory& memory = memoryOf(i);
-    std::vector<std::vector<BlockCopy>> seen;
-    memory.withAllocator([&](const CachingAllocator& allocator) {
-      for (const Block* first : allocator.segments()) {
-        seen.push_back(copySegment(*first, memory));
-      }
-    });
-    for (const std::vector<BlockCopy>& segment : seen) {
-      if (!segment.empty()) {
-        segments.append(asSegment(segment, i));
-      }
+std::vector<SegmentRow> segmentsOf(DeviceMemory& memory) {
+  std::vector<SegmentRow> segments;
+  memory.withAllocator([&](const CachingAllocator& allocator) {
+    for (const Block* first : allocator.segments()) {
+      segments.push_back(rowOf(*first, memory));
     }
-  }
+  });
   return segments;
 }
 
-// Returns the `device_traces` of that snapshot: a list for each device.
-py::list memoryTraces() {
-  py::list traces;
-  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    py::list trace;
-    for (const TraceEntry& entry : memoryOf(i).history()) {
-      py::dict described;
-      described["action"] = kActionNames.at(static_cast<std::size_t>(entry.action));
-      described[entry.action == MemoryAction::kOutOfMemory ? "device_free" : "addr"] = entry.address;
-      described["size"] = entry.bytes;
-      described["stream"] = entry.stream;
-      described["time_us"] = entry.time_us;
-      described["compile_context"] = "N/A";
-      described["user_metadata"] = entry.metadata;
-      described["pool_id"] = std::tuple{0, 0};
-      described["frames"] = asFrames(entry.stack.get());
-      trace.append(described);
-    }
-    traces.append(trace);
-  }
-  return traces;
-}
+// By the values of MemoryAction.
+constexpr std::array<const char*, 8> kActionNames{"alloc",        "free_requested", "free_completed", "segment_alloc",
+                                                  "segment_free", "segment_map",    "segment_unmap",  "oom"};
 
-// Returns the frames that allocated the block at `address`, or none.
-std::optional<py::list> allocationTraceback(std::uintptr_t address) {
-  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    DeviceMemory& memory = memoryOf(i);
-    const auto stack = memory.withAllocator([&](const CachingAllocator&) { return memory.stackOf(address); });
-    if (stack != nullptr) {
-      return asFrames(stack.get());
-    }
+// The action, address, bytes, stream, time in us, metadata, and frames.
+using TraceRow = std::tuple<const char*, std::uintptr_t, std::size_t, c10::StreamId, std::int64_t, std::string, Frames>;
+
+std::vector<TraceRow> traceOf(DeviceMemory& memory) {
+  std::vector<TraceRow> trace;
+  for (const TraceEntry& entry : memory.history()) {
+    trace.emplace_back(kActionNames.at(static_cast<std::size_t>(entry.action)), entry.address, entry.bytes,
+                       entry.stream, entry.time_us, entry.metadata, framesOf(entry.stack));
   }
-  return std::nullopt;
+  return trace;
 }
 
 // Sets the scope of this thread. Returns the previous one.
@@ -447,7 +369,6 @@ void bindMemory(py::module_& module) {
   bind(module, "forget_out_of_memory_observers", forgetOutOfMemoryObservers);
   bind(module, "cuda_memory_metadata", [] { return userMetadata(); });
   bind(module, "set_cuda_memory_metadata", [](const std::string& metadata) { userMetadata() = metadata; });
-  module.def("cuda_allocation_traceback", torch::wrap_pybind_function(allocationTraceback));
   bind(module, "is_cuda_history_recorded", [] { return memoryOf(0).isHistoryRecorded(); });
   bind(module, "check_allocator_settings", [](const std::string& settings) { cudaSettings(settings); });
   bind(module, "cuda_mem_get_info", onAllocator([](auto& allocator) {
@@ -463,8 +384,8 @@ void bindMemory(py::module_& module) {
   });
   bind(module, "cuda_memory_fraction", onAllocator([](auto& allocator) { return allocator.memoryFraction(); }));
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
-  module.def("cuda_memory_segments", torch::wrap_pybind_function(memorySegments));
-  module.def("cuda_memory_traces", torch::wrap_pybind_function(memoryTraces));
+  bind(module, "cuda_memory_segments", [](std::int64_t device) { return segmentsOf(memoryOf(device)); });
+  bind(module, "cuda_memory_trace", [](std::int64_t device) { return traceOf(memoryOf(device)); });
   bindTimeline(module);
   bind(module, "open_memory_tracker", openTracker);
   bind(module, "close_memory_tracker", closeTimeline);

@@ -11,6 +11,7 @@ from torch.accelerator._utils import _get_device_index
 
 from .. import _C
 from ..tools.dispatch_keys import without_our_keys
+from . import cuda_snapshots
 from .cuda_devices import index_of
 
 __all__ = [
@@ -20,15 +21,6 @@ __all__ = [
     "forget_program",
     "pinning_numbers",
 ]
-
-
-def _snapshot(pool: tuple[int, ...] | None) -> dict[str, Any]:
-    """Return the segments of a pool, or of all for the pool (0, 0), and all traces."""
-    segments = _C.cuda_memory_segments()
-    if pool is not None and any(pool[:2]):
-        segments = [segment for segment in segments if segment["segment_pool_id"] == pool[:2]]
-    traces = _C.cuda_memory_traces()
-    return {"segments": segments, "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
 
 # `HistoryStacks` (csrc/extensions/memory/device_memory.h) by `context`
@@ -97,7 +89,7 @@ def checking_settings(original: Callable[[str], None]) -> Callable[[str], None]:
 
 MEMORY: dict[str, Callable[..., Any]] = {
     "_accelerator_emptyHostCache": _C.cuda_empty_host_cache,
-    "_cuda_allocationTraceback": _C.cuda_allocation_traceback,
+    "_cuda_allocationTraceback": cuda_snapshots.traceback,
     "_cuda_attach_out_of_memory_observer": _C.on_cuda_out_of_memory,
     "_cuda_cudaCachingAllocator_enable": _enable_caching,
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
@@ -110,7 +102,7 @@ MEMORY: dict[str, Callable[..., Any]] = {
     "_cuda_hostMemoryStats": _C.cuda_host_memory_stats,
     "_cuda_isHistoryEnabled": _C.is_cuda_history_recorded,
     "_cuda_memoryMetadataSupported": lambda: True,
-    "_cuda_memorySnapshot": _snapshot,
+    "_cuda_memorySnapshot": cuda_snapshots.snapshot,
     "_cuda_memoryStats": _C.cuda_memory_stats,
     "_cuda_record_memory_history": _record_history,
     "_cuda_record_memory_history_legacy": _record_history_as_before,

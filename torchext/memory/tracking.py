@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..fake import cuda_snapshots
 from ..fake.addresses import showing_addresses
 from ..tools.deprecation import renamed_keywords, warn_deprecated
 from . import plots, reports, snapshots
@@ -182,7 +183,7 @@ class TrackedMemory:
 
     def save_snapshot(self, path: str | Path) -> None:
         """Save a pickle of all CUDA devices for PyTorch's memory viewer (pytorch.org/memory_viz)."""
-        segments = _C.cuda_memory_segments() if _C.fake_cuda_devices() else []
+        segments = cuda_snapshots.segments()
         snapshots.save(Path(path), self._actions(), segments)
 
     def __str__(self) -> str:
