@@ -1,9 +1,9 @@
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "../core/fake/storage/storage_memory.h"
@@ -213,15 +213,6 @@ void markMemory(const std::vector<at::Tensor>& tensors, int category) {
   }
 }
 
-// Pinned memory is a separate device.
-std::string nameOf(c10::Device device) {
-  return device == kPinnedMemory ? "pinned" : device.str();
-}
-
-c10::Device deviceNamed(const std::string& name) {
-  return name == "pinned" ? kPinnedMemory : c10::Device{name};
-}
-
 // Returns the number of the allocation in the timeline, or -1.
 std::int32_t memoryNumber(const at::Tensor& tensor) {
   std::int32_t number = -1;
@@ -244,110 +235,27 @@ void releasePool(std::int64_t device, PoolId id) {
   memoryOfPool(device).releasePool(id);
 }
 
-// The event, the time in ns, the bytes allocated and reserved, and the bytes by category.
-using Point = std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t, std::vector<std::size_t>>;
-Point asTuple(const MemoryPoint& point) {
-  return {point.event,
-          point.time_ns,
-          point.allocated,
-          point.reserved,
-          {point.by_category.begin(), point.by_category.end()}};
+template <typename Row>
+py::bytes bytesOf(const std::vector<Row>& rows) {
+  return {reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Row)};
 }
 
-// The number, bytes requested, bytes in the allocator, operator, scope, line, sequence number, phase, category,
-// address, stream, and the events of the allocation and the free.
-using Record = std::tuple<std::int32_t,
-                          std::size_t,
-                          std::size_t,
-                          std::string,
-                          std::int32_t,
-                          std::string,
-                          std::int64_t,
-                          int,
-                          int,
-                          std::uintptr_t,
-                          std::int64_t,
-                          std::int64_t,
-                          std::int64_t>;
-Record recordOf(const Timeline& timeline, std::int32_t number) {
-  const AllocationRecord record = timeline.record(number);
-  return {number,
-          record.bytes,
-          record.size,
-          record.op == nullptr ? "" : record.op,
-          record.scope,
-          timeline.nameOf(record.line),
-          record.sequence_nr,
-          static_cast<int>(record.phase),
-          static_cast<int>(record.category),
-          record.address,
-          record.stream,
-          record.born,
-          record.died};
-}
-
-std::vector<std::string> devicesOf(const Timeline& timeline) {
-  std::vector<std::string> names;
-  for (const c10::Device device : timeline.devices()) {
-    names.push_back(nameOf(device));
+// Returns the allocations and events as rows of numbers, the names of the operators, and the texts. The classes
+// `Allocations` and `Events` in torchext/memory/timeline.py list the columns.
+py::tuple dataOf(const Timeline& timeline) {
+  const TimelineData data = timeline.data();
+  std::vector<std::array<std::int64_t, 12>> allocations;
+  std::unordered_map<std::int64_t, std::string> operators;
+  allocations.reserve(data.allocations.size());
+  for (const AllocationRecord& record : data.allocations) {
+    const auto op = reinterpret_cast<std::int64_t>(record.op);
+    operators.try_emplace(op, record.op == nullptr ? "" : record.op);
+    allocations.push_back({record.device == kPinnedMemory ? -2 : record.device.index(), toSigned(record.bytes),
+                           toSigned(record.size), op, record.scope, record.line, static_cast<int>(record.phase),
+                           static_cast<int>(record.category), toSigned(record.address), record.stream, record.born,
+                           record.died});
   }
-  return names;
-}
-
-std::vector<Point> curveOf(
-    const Timeline& timeline, const std::string& device, std::int64_t begin, std::int64_t end, std::size_t count) {
-  std::vector<Point> points;
-  for (const MemoryPoint& point : timeline.curve(deviceNamed(device), begin, end, count)) {
-    points.push_back(asTuple(point));
-  }
-  return points;
-}
-
-std::vector<Record> aliveAfter(const Timeline& timeline, const std::string& device, std::int64_t event) {
-  std::vector<Record> records;
-  for (const std::int32_t number : timeline.aliveAfter(deviceNamed(device), event)) {
-    records.push_back(recordOf(timeline, number));
-  }
-  return records;
-}
-
-std::map<std::string, std::size_t> peakOfLines(const Timeline& timeline,
-                                               const std::string& device,
-                                               std::int64_t begin,
-                                               std::int64_t end) {
-  std::map<std::string, std::size_t> peaks;
-  for (const auto& [line, bytes] : timeline.peakOfLines(deviceNamed(device), begin, end)) {
-    peaks[timeline.nameOf(line)] = bytes;
-  }
-  return peaks;
-}
-
-// The number of the allocation, whether it is allocated or freed, the bytes reserved, and the time in ns.
-std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> eventsOf(const Timeline& timeline,
-                                                                                std::int64_t begin,
-                                                                                std::int64_t end) {
-  std::vector<std::tuple<std::int32_t, bool, std::size_t, std::int64_t>> events;
-  for (const MemoryEvent& event : timeline.events(begin, end)) {
-    events.emplace_back(event.allocation, event.is_birth, event.reserved, event.time_ns);
-  }
-  return events;
-}
-
-void bindTimeline(py::module_& module) {
-  py::class_<Timeline, std::shared_ptr<Timeline>>(module, "MemoryTimeline")
-      .def("count_events", &Timeline::countEvents)
-      .def("devices", &devicesOf)
-      .def("peak", [](const Timeline& timeline, const std::string& device, std::int64_t begin, std::int64_t end,
-                      bool reserved) { return asTuple(timeline.peak(deviceNamed(device), begin, end, reserved)); })
-      .def("after", [](const Timeline& timeline, const std::string& device,
-                       std::int64_t event) { return asTuple(timeline.pointAfter(deviceNamed(device), event)); })
-      .def("curve", &curveOf)
-      .def("alive", &aliveAfter)
-      .def("peak_of_lines", &peakOfLines)
-      .def("record", &recordOf)
-      .def("device",
-           [](const Timeline& timeline, std::int32_t number) { return nameOf(timeline.record(number).device); })
-      .def("events", &eventsOf);
+  return py::make_tuple(bytesOf(allocations), bytesOf(data.events), operators, data.texts);
 }
 
 }  // namespace
@@ -386,7 +294,10 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_record_memory_history", recordMemoryHistory);
   bind(module, "cuda_memory_segments", [](std::int64_t device) { return segmentsOf(memoryOf(device)); });
   bind(module, "cuda_memory_trace", [](std::int64_t device) { return traceOf(memoryOf(device)); });
-  bindTimeline(module);
+  py::class_<Timeline, std::shared_ptr<Timeline>>(module, "MemoryTimeline")
+      .def("count_events", &Timeline::countEvents)
+      .def("version", &Timeline::version)
+      .def("data", &dataOf);
   bind(module, "open_memory_tracker", openTracker);
   bind(module, "close_memory_tracker", closeTimeline);
   bind(module, "enter_real_allocations", enterRealAllocations);

@@ -258,7 +258,7 @@ void othersCountDuringMaterialization() {
     EXPECT(isFullOf(tensor, round));
   }
   torchext::closeTimeline();
-  EXPECT(timeline->aliveAfter(c10::kCPU, timeline->countEvents()).empty());
+  EXPECT(timeline->liveBytes(c10::kCPU) == torchext::BytesByCategory{});
 }
 
 constexpr Test kTests[] = {

@@ -194,7 +194,7 @@ class TestEngines:
                 model(torch.ones(8, 512, device="cuda")).sum().backward()
                 if reduces:
                     dist.all_reduce(flat)
-            return Category(memory._timeline.record(number)[8])
+            return Category(memory._timeline.allocations.category[number])
 
     def test_flat_gradients_are_gradients(self) -> None:
         def use(model: nn.Linear, flat: torch.Tensor) -> None:
@@ -698,8 +698,9 @@ def test_composites_with_kernels_for_cuda_allocate_their_results_only(
         gradient = torch.ones(1024, 1024, device="cuda")
         with track_memory() as memory:
             compute(x).backward(gradient)
-        births = [number for number, is_birth, *_ in memory._timeline.events(0, 100) if is_birth]
-    made = [memory._timeline.record(number)[3] for number in births]
+    timeline = memory._timeline
+    births = [change for change in timeline.events.change if change >= 0]
+    made = [timeline.operators[timeline.allocations.operator[number]] for number in births]
     assert [operator for operator in made if operator not in ("aten::ones", "existing")] == operators
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -41,8 +41,9 @@ UNUSED = "not in use"
 COLOR_OF_UNUSED = "#eeeeee"
 
 DETAILED = 120  # the number of moments with a list of holders
+LARGEST = 12  # the number of holders in it
 
-AllocationsAt: TypeAlias = Callable[[int], list[Allocation]]
+AllocationsAt: TypeAlias = Callable[[list[int]], Iterable[list[Allocation]]]
 
 
 def plot(path: Path, states: list[MemoryState], peak: MemoryState, allocations_at: AllocationsAt) -> None:
@@ -52,7 +53,7 @@ def plot(path: Path, states: list[MemoryState], peak: MemoryState, allocations_a
         path: The file.
         states: The curve.
         peak: The state with the most allocated bytes.
-        allocations_at: Returns the allocations alive after an event, the largest first.
+        allocations_at: Returns the `LARGEST` allocations alive after each of some events, the largest first.
     """
     if path.suffix == ".html":
         path.write_text(page_of(curve_of(states, peak, allocations_at)), encoding="utf-8")
@@ -133,9 +134,9 @@ def _details(states: list[MemoryState], peak: MemoryState, allocations_at: Alloc
     stride = max(1, len(states) // DETAILED)
     events = sorted({peak.event, *(state.event for state in states[::stride])})
     details = {}
-    for event in events:
+    for event, allocations in zip(events, allocations_at(events), strict=True):
         details[str(event)] = [
             [allocation.size, allocation.category.label, allocation.title, allocation.line]
-            for allocation in allocations_at(event)[:12]
+            for allocation in allocations
         ]
     return {"peak": peak.event, "at": details}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from . import plots, reports, snapshots
 from .categories import PINNED, Category, Phase
 from .observing import Observer
 from .states import Allocation, MemoryState, summed
+from .timeline import Timeline
 
 __all__ = ["TrackedMemory", "track_memory"]
 
@@ -30,14 +31,16 @@ class TrackedMemory:
     The default `device` is the GPU with the highest peak of allocated bytes or, if nothing was allocated on GPUs, the
     place of the host with the highest one: `cpu` is its pageable memory, and `pinned` is its pinned memory. A moment,
     `at`, is the number of an event (`MemoryState.event`); the default is the peak of the allocated bytes.
+
+    Inside the block, the first query after an event takes time that is linear in the number of all events.
     """
 
     def __init__(self, timeline: _C.MemoryTimeline, observer: Observer) -> None:
-        self._timeline = timeline
+        self._recorder = timeline
         self._observer = observer
         self._begin = timeline.count_events()
         self._end: int | None = None
-        self._first_time: int | None = None
+        self._copy: Timeline | None = None
 
     @property
     def devices(self) -> list[torch.device]:
@@ -47,7 +50,7 @@ class TrackedMemory:
     @property
     def places(self) -> list[str]:
         """The names of the devices, and `pinned` if pinned memory was allocated."""
-        return self._timeline.devices()
+        return list(self._timeline.places)
 
     def peak_allocated(self, device: torch.device | str | None = None) -> MemoryState:
         """Return the state with the most allocated bytes.
@@ -72,7 +75,10 @@ class TrackedMemory:
 
     def _peak(self, device: torch.device | str | None, of_reserved: bool) -> MemoryState:
         name = self._device(device)
-        return self._state(name, self._timeline.peak(name, self._begin, self._last(), of_reserved))
+        history = self._timeline.history(name)
+        bytes_in = history.reserved if of_reserved else history.allocated
+        (state,) = self._states(name, [history.peak(self._begin, self._last(), bytes_in)])
+        return state
 
     def at(self, event: int, device: torch.device | str | None = None) -> MemoryState:
         """Return the state after an event.
@@ -81,7 +87,8 @@ class TrackedMemory:
             ValueError: Nothing was allocated on `device`.
         """
         name = self._device(device)
-        return self._state(name, self._timeline.after(name, self._begin + event))
+        (state,) = self._states(name, [self._timeline.history(name).after(self._begin + event)])
+        return state
 
     def now(self, device: torch.device | str | None = None) -> MemoryState:
         """Return the state after the last event.
@@ -100,7 +107,7 @@ class TrackedMemory:
             ValueError: Nothing was allocated on `device`.
         """
         name = self._device(device)
-        return [self._state(name, point) for point in self._timeline.curve(name, self._begin, self._last(), count)]
+        return self._states(name, self._timeline.history(name).curve(self._begin, self._last(), count))
 
     def allocations(self, device: torch.device | str | None = None, *, at: int | None = None) -> list[Allocation]:
         """Return the allocations alive at a moment, the largest first.
@@ -110,8 +117,8 @@ class TrackedMemory:
         """
         name = self._device(device)
         event = self.peak_allocated(name).event if at is None else at
-        alive = [self._allocation(record) for record in self._timeline.alive(name, self._begin + event)]
-        return sorted(alive, key=lambda allocation: -allocation.size)
+        (allocations,) = self._allocations(name, [event])
+        return allocations
 
     def by_module(self, device: torch.device | str | None = None, *, at: int | None = None) -> dict[str, int]:
         """Return the bytes that each module held at a moment, the largest number first."""
@@ -141,9 +148,11 @@ class TrackedMemory:
         Raises:
             ValueError: Nothing was allocated on `device`.
         """
-        peaks = self._timeline.peak_of_lines(self._device(device), self._begin, self._last())
+        history = self._timeline.history(self._device(device))
+        lines = self._timeline.lines
+        peaks = {lines[line]: nbytes for line, nbytes in history.peak_of_lines(self._begin, self._last()).items()}
         peaks.pop("", None)  # allocations outside of traced lines
-        return dict(sorted(peaks.items(), key=lambda item: -item[1]))
+        return dict(sorted(peaks.items(), key=lambda item: (-item[1], item[0])))
 
     def report(self, device: torch.device | str | None = None, *, largest: int = 10) -> str:
         """Return a table: the peak by category, the modules and the largest tensors at that moment."""
@@ -168,7 +177,7 @@ class TrackedMemory:
             path,
             self.timeline(peak.device, POINTS if path.suffix == ".html" else POINTS_OF_FIGURES),
             peak,
-            lambda event: self.allocations(peak.device, at=event),
+            lambda events: self._allocations(peak.device, events, plots.LARGEST),
         )
 
     def curve(self, device: torch.device | str | None = None) -> dict[str, Any]:
@@ -179,7 +188,7 @@ class TrackedMemory:
         """
         peak = self.peak_allocated(device)
         states = self.timeline(peak.device, POINTS)
-        return plots.curve_of(states, peak, lambda event: self.allocations(peak.device, at=event))
+        return plots.curve_of(states, peak, lambda events: self._allocations(peak.device, events, plots.LARGEST))
 
     def save_snapshot(self, path: str | Path) -> None:
         """Save a pickle of all CUDA devices for PyTorch's memory viewer (pytorch.org/memory_viz)."""
@@ -217,16 +226,29 @@ class TrackedMemory:
         }
 
     def _actions(self) -> Iterator[snapshots.Action]:
-        for number, is_birth, _, time in self._timeline.events(self._begin, self._last()):
-            name = self._timeline.device(number)
-            if name.startswith("cuda"):
-                device = torch.device(name)
-                record = self._timeline.record(number)
-                address, stream = record[9:11]
-                yield snapshots.Action(device.index, is_birth, address, stream, time, self._allocation(record))
+        timeline = self._timeline
+        rows, (changes, _, times) = timeline.allocations, timeline.events
+        for event in range(self._begin, self._last()):
+            number = max(changes[event], ~changes[event])
+            if rows.place[number] >= 0:
+                yield snapshots.Action(
+                    rows.place[number],
+                    changes[event] >= 0,
+                    rows.address[number],
+                    rows.stream[number],
+                    times[event],
+                    self._allocation(timeline, number),
+                )
+
+    @property
+    def _timeline(self) -> Timeline:
+        """The records up to now."""
+        if self._copy is None or self._copy.version != self._recorder.version():
+            self._copy = Timeline(self._recorder)
+        return self._copy
 
     def _device(self, device: torch.device | str | None) -> str:
-        known = self._timeline.devices()
+        known = self.places
         if device is None:
             if not known:
                 raise ValueError("Nothing was allocated while memory was tracked.")
@@ -240,39 +262,50 @@ class TrackedMemory:
 
     def _importance(self, device: str) -> tuple[bool, int]:
         """Return a key to sort devices by. The default is the highest peak; the CPU only if it is the only device."""
-        peak = self._timeline.peak(device, self._begin, self._last(), False)
-        return not device.startswith(("cpu", PINNED)), peak[2]
+        history = self._timeline.history(device)
+        peak = history.peak(self._begin, self._last(), history.allocated)
+        return not device.startswith(("cpu", PINNED)), history.allocated[peak]
 
     def _last(self) -> int:
-        return self._timeline.count_events() if self._end is None else self._end
+        return len(self._timeline.events.change) if self._end is None else self._end
 
-    def _state(self, device: str, point: _C.MemoryPoint) -> MemoryState:
-        event, time, allocated, reserved, categories = point
-        if self._first_time is None:
-            first = self._timeline.events(self._begin, self._begin + 1)
-            self._first_time = first[0][3] if first else time
-        return MemoryState(
-            device=device,
-            event=max(event - self._begin, -1),
-            seconds=max(time - self._first_time, 0) / 1e9,
-            allocated=allocated,
-            reserved=reserved,
-            by_category={category: categories[category] for category in Category},
-        )
+    def _states(self, device: str, states: Iterable[int]) -> list[MemoryState]:
+        timeline = self._timeline
+        history = timeline.history(device)
+        states = list(states)
+        times = timeline.events.time
+        first_time = times[self._begin] if self._begin < len(times) else history.times[-1]
+        return [
+            MemoryState(
+                device=device,
+                event=max(history.events[state] - self._begin, -1),
+                seconds=max(history.times[state] - first_time, 0) / 1e9,
+                allocated=history.allocated[state],
+                reserved=history.reserved[state],
+                by_category=dict(zip(Category, by_category, strict=True)),
+            )
+            for state, (by_category, _) in zip(states, history.replay(states), strict=True)
+        ]
 
-    def _allocation(self, record: _C.MemoryRecord) -> Allocation:
-        number, requested, size, operator, scope, line, _, phase, category, _, _, born, died = record
+    def _allocations(self, device: str, events: list[int], count: int | None = None) -> Iterator[list[Allocation]]:
+        """Return the `count` largest allocations that are alive after each event."""
+        timeline = self._timeline
+        for numbers in timeline.history(device).alive(self._begin + event for event in events):
+            yield [self._allocation(timeline, number) for number in numbers[:count]]
+
+    def _allocation(self, timeline: Timeline, number: int) -> Allocation:
+        rows, scope = timeline.allocations, timeline.allocations.scope[number]
         return Allocation(
-            size=size,
-            requested=requested,
-            category=Category(category),
-            phase=Phase(phase),
-            operator=operator,
+            size=rows.size[number],
+            requested=rows.requested[number],
+            category=Category(rows.category[number]),
+            phase=Phase(rows.phase[number]),
+            operator=timeline.operators[rows.operator[number]],
             module=self._observer.scopes[scope] if 0 <= scope < len(self._observer.scopes) else "",
-            line=line,
+            line=timeline.lines[rows.line[number]],
             owner=self._observer.owners.get(number, ""),
-            born=max(born - self._begin, -1),
-            died=died - self._begin if died >= 0 else -1,
+            born=max(rows.born[number] - self._begin, -1),
+            died=rows.died[number] - self._begin if rows.died[number] >= 0 else -1,
         )
 
 

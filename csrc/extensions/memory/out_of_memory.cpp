@@ -42,11 +42,11 @@ std::string memoryByCategory(c10::Device device) {
   static constexpr std::array<const char*, kNumMemoryCategories> kNames{
       "temporaries",     "activations", "inputs", "communication buffers", "workspaces", "gradients",
       "optimizer state", "parameters",  "caches"};
-  const MemoryPoint now = timeline->pointAfter(device, timeline->countEvents());
+  const BytesByCategory bytes_by_category = timeline->liveBytes(device);
   std::multimap<std::size_t, const char*, std::greater<>> parts;
   for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (now.by_category[i] > 0) {
-      parts.emplace(now.by_category[i], kNames[i]);
+    if (bytes_by_category[i] > 0) {
+      parts.emplace(bytes_by_category[i], kNames[i]);
     }
   }
   if (parts.empty()) {

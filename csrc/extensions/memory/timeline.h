@@ -32,6 +32,7 @@ enum class MemoryCategory : std::uint8_t {
   kCache,  // carried from one forward pass to the next: NOTE [Categories of memory]
 };
 constexpr std::size_t kNumMemoryCategories = 9;
+using BytesByCategory = std::array<std::size_t, kNumMemoryCategories>;
 
 // The part of a training step that the thread was running.
 enum class MemoryPhase : std::uint8_t { kForward, kBackward, kOptimizer, kOther };
@@ -50,7 +51,7 @@ struct AllocationRecord {
   std::uintptr_t address;
   const char* op;            // the operator that allocated it, or null
   std::int32_t scope;        // of the thread, see MemoryScope; -1 for none
-  std::int32_t line;         // of the program, see Timeline::nameOf(); -1 if not traced
+  std::int32_t line;         // of the program, as the number of a text; -1 if not traced
   std::int64_t sequence_nr;  // of the autograd node that was running, or -1
   MemoryPhase phase;
   MemoryCategory category;
@@ -59,19 +60,16 @@ struct AllocationRecord {
 };
 
 struct MemoryEvent {
-  std::int32_t allocation;  // its number
-  bool is_birth;
-  std::size_t reserved;  // of its device, after the event
-  std::int64_t time_ns;  // of a steady clock
+  std::int64_t change;    // `n` allocates the allocation of that number, `~n` frees it
+  std::int64_t reserved;  // the bytes of its device, after the event
+  std::int64_t time_ns;   // of a steady clock
 };
 
-// The bytes that are allocated on a device, by category, after an event.
-struct MemoryPoint {
-  std::int64_t event;
-  std::int64_t time_ns;
-  std::size_t allocated;
-  std::size_t reserved;
-  std::array<std::size_t, kNumMemoryCategories> by_category;
+// The recorded allocations and events, and the texts that they refer to.
+struct TimelineData {
+  std::vector<AllocationRecord> allocations;
+  std::vector<MemoryEvent> events;
+  std::vector<std::string> texts;
 };
 
 // An allocation in a timeline, which need not be the current one.
@@ -81,6 +79,7 @@ struct AllocationNumber {
 };
 
 // The events between the opening of the first tracker and the closing of the last. All functions are thread-safe.
+// Python computes reports from a copy of the data: torchext/memory/timeline.py.
 class TORCHEXT_API Timeline {
  public:
   Timeline();
@@ -98,46 +97,27 @@ class TORCHEXT_API Timeline {
 
   // Returns the number of a text that records refer to.
   std::int32_t numberOf(const std::string& text);
-  std::string nameOf(std::int32_t number) const;
 
   std::int64_t countEvents() const;
 
-  // Returns the devices that have allocations.
-  std::vector<c10::Device> devices() const;
+  // Returns a number that grows with each change of the data.
+  std::int64_t version() const;
 
-  // Returns the state with the most bytes allocated (or reserved) on `device`, among the states after the events from
-  // `begin` to `end` (exclusive) and the state before them.
-  MemoryPoint peak(c10::Device device, std::int64_t begin, std::int64_t end, bool of_reserved) const;
+  TimelineData data() const;
 
-  // Returns the state after `event`.
-  MemoryPoint pointAfter(c10::Device device, std::int64_t event) const;
-
-  // Returns about `count` states in the order of time: the one with the most bytes in each stretch of events.
-  std::vector<MemoryPoint> curve(c10::Device device, std::int64_t begin, std::int64_t end, std::size_t count) const;
-
-  // Returns the numbers of the allocations of `device` that were alive after `event`.
-  std::vector<std::int32_t> aliveAfter(c10::Device device, std::int64_t event) const;
-
-  // Returns the most bytes of `device` that each line held at a moment between two events, by the number of the line.
-  std::map<std::int32_t, std::size_t> peakOfLines(c10::Device device, std::int64_t begin, std::int64_t end) const;
-
-  AllocationRecord record(std::int32_t allocation) const;
-  std::vector<MemoryEvent> events(std::int64_t begin, std::int64_t end) const;
+  // Returns the bytes that are allocated on `device` now, by category.
+  BytesByCategory liveBytes(c10::Device device) const;
 
   // Records that autograd nodes from this sequence number on are created in `scope`. Backward passes look it up.
   void addBoundary(std::uint64_t sequence_nr, std::int32_t scope);
 
  private:
-  template <typename Visit>
-  void replay(c10::Device device, std::int64_t end, const Visit& visit) const;
-  MemoryPoint beforeAll(c10::Device device) const;
   AllocationRecord* find(AllocationNumber allocation);
   std::int32_t scopeOfNode(std::int64_t sequence_nr) const;
 
   const std::uint64_t number_;
-  std::vector<AllocationRecord> records_;
-  std::vector<MemoryEvent> events_;
-  std::vector<std::string> names_;
+  TimelineData data_;
+  std::int64_t version_ = 0;
   std::unordered_map<std::string, std::int32_t> numbers_;
   std::map<std::uint64_t, std::int32_t> boundaries_;
 };
