@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -71,6 +72,10 @@ py::object placeOf(const LiveValue& value) {
 }
 
 // Converts a recording and its plan to the named tuples of `torchext/_C.pyi`. The caller holds the lock `kReplay`.
+//
+// Making Python objects may run code of the program, such as finalizers and signal handlers. On this thread they can
+// read deferred tensors, whose values then lose their operators: `fold()`. So the view keeps the operators alive, and
+// reads the writers of all values before it makes the first object.
 class RecordingView {
  public:
   RecordingView(const ReplayPlan& plan, const std::vector<StorageValuePtr>& values);
@@ -79,6 +84,14 @@ class RecordingView {
   py::object tensor(const StorageValue* value, const Geometry& geometry, bool is_real = false) const;
 
  private:
+  // Constants have an address in place of an output.
+  struct Key {
+    std::optional<std::size_t> writer;
+    std::uintptr_t output;
+    std::size_t nbytes;
+  };
+
+  void keep(const StorageValue& value);
   py::object operatorOf(const OpNode& node) const;
   py::object tensorOf(const TensorArgument& argument) const;
   py::object keyOf(const StorageValue& value) const;
@@ -90,6 +103,8 @@ class RecordingView {
   std::vector<const OpNode*> nodes_;
   std::unordered_map<const OpNode*, std::size_t> index_;
   std::unordered_map<const OpNode*, const PlannedOperator*> planned_;
+  std::unordered_map<const StorageValue*, Key> keys_;
+  std::vector<std::shared_ptr<const OpNode>> kept_;
   const py::module_ module_ = py::module_::import("torchext._C");
 };
 
@@ -100,6 +115,25 @@ RecordingView::RecordingView(const ReplayPlan& plan, const std::vector<StorageVa
   }
   for (const PlannedOperator& planned : plan.operators()) {
     planned_.emplace(planned.node, &planned);
+  }
+  for (const StorageValuePtr& value : values) {
+    keep(*value);
+  }
+  for (const OpNode* node : nodes_) {
+    for (const TensorArgument& argument : node->tensors()) {
+      if (argument.value != nullptr) {
+        keep(*argument.value);
+      }
+    }
+  }
+}
+
+void RecordingView::keep(const StorageValue& value) {
+  const auto& writer = value.writer();
+  if (writer == nullptr) {
+    keys_.emplace(&value, Key{std::nullopt, reinterpret_cast<std::uintptr_t>(&value), value.constant().nbytes()});
+  } else if (keys_.emplace(&value, Key{index_.at(writer.get()), value.output(), value.nbytes()}).second) {
+    kept_.push_back(writer);
   }
 }
 
@@ -151,12 +185,9 @@ py::object RecordingView::tensor(const StorageValue* value, const Geometry& geom
                                         py::make_tuple(geometry.is_conj, geometry.is_neg, geometry.is_zero));
 }
 
-// Constants have an address in place of a writer and an output.
 py::object RecordingView::keyOf(const StorageValue& value) const {
-  if (value.writer() == nullptr) {
-    return py::make_tuple(py::none(), reinterpret_cast<std::uintptr_t>(&value), value.constant().nbytes());
-  }
-  return py::make_tuple(index_.at(value.writer().get()), value.output(), value.nbytes());
+  const auto& [writer, output, nbytes] = keys_.at(&value);
+  return py::make_tuple(writer, output, nbytes);
 }
 
 py::object RecordingView::argumentOf(const c10::IValue& value, c10::TypeKind enumeration, py::iterator& tensors) const {

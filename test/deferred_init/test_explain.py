@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
+import math
 import pickle
 import re
 from pathlib import Path
@@ -34,6 +36,38 @@ def line_of(marker: str) -> str:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
     return f"{__file__}:{number}"
+
+
+class _Reader:
+    """Reads a deferred tensor when it is collected as garbage, which turns its value into a constant."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.cycle = self
+
+    def __del__(self) -> None:
+        self.tensor[0].item()
+
+
+def test_finalizers_that_run_meanwhile_may_read_the_tensor() -> None:
+    def construct() -> Tensor:
+        tensor = torch.zeros(4)
+        for _ in range(500):
+            tensor = tensor * 2 + 1
+        gc.disable()
+        _Reader(tensor)
+        gc.set_threshold(500, 1000, 1000)
+        gc.enable()
+        assert len(explain(tensor)) == 1001
+        gc.collect()
+        assert torch.equal(tensor, torch.full((4,), math.inf))
+        return tensor
+
+    thresholds = gc.get_threshold()
+    try:
+        deferred_init(construct)
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 class TestExplain(TestCase):

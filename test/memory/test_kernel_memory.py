@@ -15,6 +15,7 @@ import forked
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch._prims_common import suggest_memory_format
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -318,6 +319,34 @@ class TestRunningRules:
 
         with ThreadPoolExecutor(1) as pool:  # threads with devices at the same time share their memory
             assert len({step(), *(task.result() for task in [pool.submit(step) for _ in range(4)])}) == 1
+
+    @pytest.mark.parametrize("values", [torch.uint16, torch.uint64, torch.int8, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize("boundaries", [torch.float32, torch.float16])
+    def test_searches_take_all_dtypes_that_pytorch_promotes(self, values: torch.dtype, boundaries: torch.dtype) -> None:
+        with fake_mode(gpu=True):
+            x, y = torch.empty(5, dtype=values, device="cuda"), torch.empty(4, dtype=boundaries, device="cuda")
+            assert torch.bucketize(x, y).dtype is torch.int64
+
+    def test_searches_refuse_dtypes_that_pytorch_does_not_promote(self) -> None:
+        with fake_mode(gpu=True):
+            x, y = torch.empty(5, dtype=torch.uint16, device="cuda"), torch.empty(4, dtype=torch.uint8, device="cuda")
+            with pytest.raises(RuntimeError, match="Promotion for uint16"):
+                torch.bucketize(x, y)
+
+    def test_dynamo_does_not_compile_rules(self) -> None:
+        def step(x: Tensor) -> Tensor:
+            try:
+                torch._dynamo.graph_break()
+                return x.t().sum() + torch.sort(x.t())[0].sum()
+            finally:
+                pass
+
+        torch._dynamo.reset()
+        counters.clear()
+        with fake_mode(gpu=True):
+            torch.compile(step, backend="eager")(torch.empty(5000, 70, device="cuda"))
+        assert counters["frames"]["total"] < 10
+        assert not [text for text in counters["graph_break"] if "memory/kernels" in text]
 
     def test_error_in_a_rule_is_raised_and_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(call: KernelCall) -> None:

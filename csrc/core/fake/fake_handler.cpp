@@ -153,7 +153,7 @@ void FakeCall::run() {
     if (!may_be_cached || reads_values || !tryCached(key)) {
       carryOut(decide(), &key);
     }
-  } catch (const c10::Error&) {
+  } catch (...) {
     followers.fail();
     throw;
   }

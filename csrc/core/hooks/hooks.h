@@ -93,7 +93,6 @@ class CallFollower {
 
   // The results are on top of `stack`.
   virtual void finish(const torch::jit::Stack& stack) = 0;
-  // The call has raised c10::Error. Other exceptions call neither function.
   virtual void fail() noexcept {}
 };
 

@@ -21,6 +21,7 @@ operators nor functions of `torch` that a mode could observe.
 from __future__ import annotations
 
 from ... import _C
+from ...tools.frames import skip_frames
 from . import (  # noqa: F401
     attention,
     batch_norm,
@@ -40,6 +41,7 @@ from .geometry import Geometry
 
 __all__: list[str] = []
 
+skip_frames(steps_of.__code__, with_callees=True)
 _C.provide("kernel_geometry", Geometry)
 _C.provide("kernel_steps", steps_of)
 _C.set_kernel_operators([*RULES])

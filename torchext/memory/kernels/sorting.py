@@ -15,12 +15,6 @@ __all__: list[str] = []
 
 LONG = 8  # bytes
 
-# The order of promotion. Two pairs of dtypes are promoted further: see `_promoted()`.
-PROMOTION = [
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-]
-
 
 def _slice_size(tensor: Geometry, dim: int) -> int:
     return tensor.sizes[dim] if tensor.dim else 1
@@ -121,12 +115,9 @@ rule("searchsorted.Tensor")(partial(_search, values=1, boundaries=0))
 
 
 def _promoted(first: torch.dtype, second: torch.dtype) -> torch.dtype:
-    """Follow `promoteTypes()`, for the dtypes that can be searched."""
-    if {first, second} == {torch.uint8, torch.int8}:
-        return torch.int16
-    if {first, second} == {torch.float16, torch.bfloat16}:
-        return torch.float32
-    return first if first is second else max(first, second, key=PROMOTION.index)
+    """Follow `promoteTypes()`, hidden from modes. Raises its error for dtypes that have no common one."""
+    with torch._C.DisableTorchFunction():
+        return torch.promote_types(first, second)
 
 
 @rule("cumsum", "cumprod", "_logcumsumexp")
