@@ -101,5 +101,7 @@ def test_an_unknown_event_is_refused() -> None:
 
 
 def test_settings_are_those_that_pytorch_parses() -> None:
+    before = torch._C._accelerator_getAllocatorSettings()
     with pytest.raises(ValueError, match="max_split_size_mb too small"):
         torch._C._accelerator_setAllocatorSettings("max_split_size_mb:1")
+    torch._C._accelerator_setAllocatorSettings(before)  # PyTorch has kept the text

@@ -749,6 +749,15 @@ class TestRealTensors:
             model(torch.ones(2, 64)).sum().backward()
             assert memory.now("cpu").by_category[Category.PARAMETER] == (64 * 64 + 64) * 4 // 2
 
+    def test_peak_of_a_nested_block_counts_what_was_there_before_an_event_on_another_device(self) -> None:
+        with fake_mode(gpu=2), track_memory():
+            held = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda:0")
+            torch.empty(MIB, dtype=torch.uint8, device="cuda:1")
+            with track_memory() as inner:
+                del held
+                torch.empty(10 * MIB, dtype=torch.uint8, device="cuda:0")
+        assert inner.peak_allocated("cuda:0").allocated == 100 * MIB
+
     def test_peak_of_a_line_is_at_its_own_moment(self) -> None:
         with fake_mode(gpu=True), track_memory(trace=True) as memory:
             earlier = [torch.empty(MIB, dtype=torch.uint8, device="cuda") for _ in range(2)]  # the first line

@@ -111,16 +111,12 @@ class History:
     def peak(self, begin: int, end: int, bytes_in: array[int]) -> int:
         """Return the first state with the most bytes, among those after the events of a range and the one before it.
 
-        The one before it does not count if another place has changed since.
-
         Args:
             begin: The first event.
             end: The event after the last.
             bytes_in: `allocated` or `reserved`.
         """
         first, last = self._range(begin, end)
-        if self.events[first] < begin - 1 and first + 1 < last:
-            first += 1
         return _highest(bytes_in, first, last)
 
     def curve(self, begin: int, end: int, count: int) -> Iterator[int]:
