@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 # Files without everyday tests, and why.
 WITHOUT_EVERYDAY_TESTS = {
     "dry_run/test_against_gloo.py": "jobs of real processes. test_initial_weights has one every day",
+    "package/test_core.py": "compiles six programs",
     "package/test_site.py": "builds the site",
 }
 
