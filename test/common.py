@@ -15,6 +15,7 @@ from comparisons import strides_that_matter
 from torch import Tensor
 from torch.nn import GELU, LayerNorm, Linear, Module, Parameter, Sequential
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
@@ -23,6 +24,7 @@ from torchext.fake import fake_mode
 __all__ = [
     "COMPUTES_ON_CUDA",
     "BuiltOn",
+    "RecordFunctions",
     "RecordOperators",
     "Wrapper",
     "assert_defers_exactly",
@@ -95,6 +97,18 @@ class BuiltOn(Module):
 def too_large_to_copy() -> Tensor:
     """Return two ones, too far apart to be copied by a recording (csrc/core/deferred_init/graph/external_tensor.h)."""
     return torch.empty(2, 2**18)[:, 0].fill_(1)
+
+
+class RecordFunctions(TorchFunctionMode):
+    """Records the names of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
 
 
 class RecordOperators(TorchDispatchMode):

@@ -142,7 +142,7 @@ class RecordedTensor(NamedTuple):
 
 class PlannedOperator(NamedTuple):
     place: int
-    way: int  # `Way` in csrc/deferred_init/plan/replay_plan.h
+    way: int  # `Way` in csrc/core/deferred_init/plan/replay_plan.h
     share: float  # of the outputs
     steps: list[int]
     # The computed parts of the outputs, as ranges of all dimensions, None for a whole one. None if all is computed.

@@ -55,10 +55,9 @@ void testAllocations(bool (*is_broken)(std::string_view what) noexcept) {
   setFakeCudaAllocation(&runOnMeta);
   registerKeyOwners();
   all.followers.add(&UncountedVersions::follow);
-  all.followers.add(&followZerosOfForwardAd);
   all.on_composites_key.add(&registerValueShortcuts);
   all.on_composites_key.add(&registerComposites);
-  all.on_math_bits.add(&makeOutputsWithMathBitsResizable);
+  all.on_lazy_bits.add(&prepareOperatorsForLazyBits);
   all.on_fake_key.add(&registerUnboxedCalls);
   all.on_fake_key.add([] { makeGradientsFake(true); });
   all.on_deferred_init_key.add(&registerResizeOfDeferred);

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import RecordOperators, in_fake_mode
+from common import RecordFunctions, RecordOperators, in_fake_mode
 from comparisons import PROPERTIES, metadata
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -26,7 +26,6 @@ from torch.func import (
     vjp,
     vmap,
 )
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -191,16 +190,6 @@ class TestTransforms:
     def test_inference_mode_makes_inference_tensors(self) -> None:
         with torch.inference_mode():
             assert (fake(3) * 2).is_inference()
-
-
-class RecordFunctions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(getattr(func, "__name__", str(func)))
-        return func(*args, **(kwargs or {}))
 
 
 def calls_seen(mode: RecordOperators | RecordFunctions, make: Make) -> list[str]:

@@ -14,11 +14,10 @@ from typing import Any
 import forked
 import pytest
 import torch
+from common import RecordFunctions, RecordOperators
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._prims_common import suggest_memory_format
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory.kernels import calls
@@ -263,34 +262,10 @@ def parts_of(tensor: Geometry) -> tuple[Any, ...]:
     return tensor.sizes, tensor.strides, tensor.dtype, tensor.offset
 
 
-class Spy(TorchFunctionMode):
-    """Collects the functions that a program calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-class OperatorSpy(TorchDispatchMode):
-    """Collects the operators that a program calls."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class TestRunningRules:
     def test_modes_and_tracers_do_not_observe_rules(self) -> None:
         files: set[str] = set()
-        with fake_mode(gpu=True), Spy() as functions, OperatorSpy() as operators:
+        with fake_mode(gpu=True), RecordFunctions() as functions, RecordOperators() as operators:
             x = torch.empty(301, 70, device="cuda")
             functions.seen.clear()
             operators.seen.clear()

@@ -18,17 +18,6 @@ PROGRAMS = {
     "libraries core/support": {"core/libraries": 5},
 }
 
-# Calls the tests of a program, and prints their messages. torchext is not imported: it would load the whole library.
-RUN = """
-import ctypes, itertools, json, sys
-import torch
-program = ctypes.CDLL(sys.argv[1])
-for function in (program.test_name, program.run_test):
-    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_size_t]
-names = itertools.takewhile(bool, map(program.test_name, itertools.count()))
-print(json.dumps({name.decode(): program.run_test(index).decode() for index, name in enumerate(names)}))
-"""
-
 
 def build_alone(folders: str, output: Path) -> Path:
     """Link the objects of some folders alone, which `make build` has compiled, and return the folder of the library."""
@@ -39,10 +28,10 @@ def build_alone(folders: str, output: Path) -> Path:
     return output / "torchext" / "lib"
 
 
-def run_tests(name: str, library: Path, folder: Path) -> dict[str, str]:
+def results_of(name: str, library: Path, folder: Path) -> dict[str, str]:
     """Compile a program against the library in a folder, and return the messages of its tests."""
     program = compile_program(name, folder, library)
-    command = [sys.executable, "-c", RUN, str(program)]
+    command = [sys.executable, ROOT / "test" / "cpp_tests.py", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return dict(json.loads(done.stdout))
@@ -54,7 +43,7 @@ def test_programs_pass_their_tests_without_extensions(tmp_path: Path) -> None:
     libraries = {folders: build_alone(folders, tmp_path / folders.partition(" ")[0]) for folders in PROGRAMS}
     programs = {name: folders for folders, names in PROGRAMS.items() for name in names}
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        runs = threads.map(lambda name: run_tests(name, libraries[programs[name]], tmp_path), programs)
+        runs = threads.map(lambda name: results_of(name, libraries[programs[name]], tmp_path), programs)
         results = dict(zip(programs, runs, strict=True))
     expected = {name: count for names in PROGRAMS.values() for name, count in names.items()}
     assert {name: len(messages) for name, messages in results.items()} == expected

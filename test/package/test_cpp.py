@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import os
 import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from cpp_library import COMPILER, PYTORCHS_HEADERS, ROOT, compiled, run
+from cpp_tests import run_tests
 
 import torchext
 
 SOURCES = ROOT / "test" / "cpp"
 TOOLS = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-
-
-def library_of_tests(name: str, folder: Path) -> ctypes.CDLL:
-    loaded = compiled(name, folder)
-    for function in (loaded.test_name, loaded.run_test):
-        function.restype = ctypes.c_char_p
-        function.argtypes = [ctypes.c_size_t]
-    return loaded
-
-
-def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
-    for index in itertools.count():
-        name = library.test_name(index)
-        if name is None:
-            return
-        yield index, name.decode()
 
 
 # One test per file, so that only one process compiles each file.
@@ -46,8 +28,7 @@ def named_tests(library: ctypes.CDLL) -> Iterator[tuple[int, str]]:
     [("inference_mode", 7), ("guards", 5), ("threads", 11), ("virtual_table", 2), ("operator_table", 5)],
 )
 def test_cpp_programs_pass_their_tests(name: str, tests: int, tmp_path: Path) -> None:
-    library = library_of_tests(name, tmp_path)
-    results = {name: library.run_test(index).decode() for index, name in named_tests(library)}
+    results = run_tests(compiled(name, tmp_path))
     assert len(results) == tests
     assert {name: message for name, message in results.items() if message} == {}
 

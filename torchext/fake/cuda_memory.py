@@ -1,4 +1,4 @@
-"""The memory functions of `torch.cuda` and `torch.accelerator` for fake devices; csrc/memory counts the memory."""
+"""The memory functions of `torch.cuda` and `torch.accelerator` for fake devices; csrc/extensions/memory counts it."""
 
 from __future__ import annotations
 

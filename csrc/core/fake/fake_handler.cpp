@@ -205,8 +205,8 @@ FakeDecision FakeCall::decideHowToFake() const {
   const OwnComputation own;
   for (const CallHandler* handler : hooks().handlers) {
     if (const auto handled = handler->decide(op_, stack_, facts_)) {
-      return {
-          handled->refusal ? FakeOutcome::kRefuses : FakeOutcome::kHandled, {}, handled->refusal, nullptr, *handled};
+      const auto outcome = handled->refusal ? FakeOutcome::kRefuses : FakeOutcome::kHandled;
+      return {outcome, {}, handled->refusal, nullptr, handler, *handled};
     }
   }
   if (const LayoutHandler* layout = layoutOfCall(op_, arguments())) {
@@ -240,7 +240,7 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
       decision.layout->run(op_, stack_);
       break;
     case FakeOutcome::kHandled:
-      decision.handled.handler->run(op_, keys_ & kBelowFake, stack_);
+      decision.handler->run(op_, keys_ & kBelowFake, stack_);
       break;
     case FakeOutcome::kRunsOnMeta:
       runOnMetaAndCache(decision.plan, *key);
@@ -323,8 +323,8 @@ bool FakeCall::tryCached(const CallKey& key) {
   return true;
 }
 
-// Recomputes the results of a cached call: NOTE [Checking hits]. Not called for recipes that
-// resize, so the call has no effects on its arguments.
+// Recomputes the results of a cached call: NOTE [Checking hits]. Not called for recipes that resize, so the call has no
+// effects on its arguments.
 std::string FakeCall::describeRecomputed(const CallKey& key) const {
   const OwnComputation own;
   const FakeDecision decision = decide();

@@ -37,7 +37,8 @@ struct FakeDecision {
   MetaPlan plan = {};                     // of a call that runs on Meta
   std::exception_ptr refusal = nullptr;   // of a call that is refused
   const LayoutHandler* layout = nullptr;  // of a call that concerns a layout
-  HandledCall handled = {};               // of a call that an extension handles
+  const CallHandler* handler = nullptr;   // of a call that an extension handles
+  HandledCall handled = {};
 
   // Returns the error that the call raises before anything is run, or null.
   std::exception_ptr error() const noexcept {

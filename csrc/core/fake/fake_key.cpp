@@ -26,7 +26,8 @@ void registerFakeKey() {
 }
 
 void takeFakeKey() {
-  static LazyKey key{DispatchKey::Fake, "Fake and deferred tensors need", LazyKey::IfTaken::kShares};
+  static LazyKey key{DispatchKey::Fake, "Fake and deferred tensors need",
+                     hooks().owners == nullptr ? LazyKey::IfTaken::kRaises : LazyKey::IfTaken::kShares};
   key.take(registerFakeKey);
   if (isFakeKeyShared()) {
     hooks().owners->repair();

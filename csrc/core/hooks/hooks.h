@@ -51,14 +51,11 @@ struct ArgumentFacts {
   bool has_checked = false;  // FakeValues::mayBeChecked() is true for one
 };
 
-class CallHandler;
-
 // The decision of a `CallHandler` to handle a call, or to refuse it.
 struct HandledCall {
   // The effect on the route of the call: it ends, calls other operators, or continues to the next key.
   enum class Effect : std::uint8_t { kComputes, kDecomposes, kPassesOn };
 
-  const CallHandler* handler = nullptr;
   std::exception_ptr refusal = nullptr;
   Effect effect = Effect::kComputes;
   const char* description = "";  // for `inspect.route`
@@ -96,9 +93,8 @@ class CallFollower {
   virtual void fail() noexcept {}
 };
 
-// Returns a follower of the call, or null. Called for each boxed call, hits included; unboxed kernels repeat
-// what their calls need. `decomposes()` returns whether the operators that it
-// consists of will be called instead.
+// Returns a follower of the call, or null. Called for each boxed call, hits included; unboxed kernels repeat what their
+// calls need. `decomposes()` returns whether the operators that it consists of will be called instead.
 using FollowCall = std::unique_ptr<CallFollower> (*)(const c10::OperatorHandle& op,
                                                      const torch::jit::Stack& stack,
                                                      c10::function_ref<bool()> decomposes);
@@ -570,25 +566,23 @@ using OnNormalTensor = void (*)(c10::TensorImpl& tensor);
 
 // ---- The `Fake` key ----
 
-// Another owner of the `Fake` key.
+// Shares the `Fake` key with another owner. Null without an extension: then a key with an owner cannot be taken.
 class KeyOwners {
  public:
   constexpr KeyOwners() = default;
   C10_DISABLE_COPY_AND_ASSIGN(KeyOwners);
 
   // Shares the key, which has a fallback that is not ours. Called with the lock `kKeys` held.
-  virtual void share() const;
+  virtual void share() const = 0;
   // Called for each new fake storage after the key has been shared.
-  virtual void repair() const {}
+  virtual void repair() const = 0;
   // Prepare all operators, or one, for our fakes, after the key has been shared.
-  virtual void shareKernels() const {}
-  virtual void shareKernelOf(const c10::OperatorHandle& /*op*/) const {}
+  virtual void shareKernels() const = 0;
+  virtual void shareKernelOf(const c10::OperatorHandle& op) const = 0;
   // Returns true if `tensor` carries the key for another owner.
-  virtual bool isForeign(const at::TensorBase& /*tensor*/) const {
-    return false;
-  }
+  virtual bool isForeign(const at::TensorBase& tensor) const = 0;
   // Raises the error for a call with our fakes and another owner's.
-  virtual void refuseToMix(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/) const {}
+  virtual void refuseToMix(const c10::OperatorHandle& op, Arguments arguments) const = 0;
 
  protected:
   ~KeyOwners() = default;
@@ -596,8 +590,10 @@ class KeyOwners {
 
 // Registers kernels for operators of `aten` on a key, when it is taken. Called once, with the lock `kKeys` held.
 using RegisterKernels = void (*)(torch::Library& library);
-// The same for a key, or for another event.
+// The same for a key.
 using OnKeyTaken = void (*)();
+// Called before a fake gets lazy bits: conjugate, negative, zero. May be called again, and on several threads at once.
+using OnLazyBits = void (*)(c10::DispatchKeySet bits);
 
 // Raises an error if a property of PyTorch does not hold that an extension relies on. Called before the first key is
 // taken. `is_broken` makes a test fail, for tests of the tests.
@@ -637,7 +633,7 @@ struct Hooks {
   const DeviceKernels* kernels;
   const FakeDevices* devices;
   const Collectives* collectives;
-  const KeyOwners* owners;
+  const KeyOwners* owners = nullptr;
   MemoryCounter* memory = nullptr;
   const PartRules* parts = nullptr;
   ReplayFill replay_fill = nullptr;
@@ -650,13 +646,13 @@ struct Hooks {
   HookList<DecomposeCall> decompositions{};
   // The key of composites: NOTE [Composites that read memory].
   HookList<RegisterKernels> on_composites_key{};
-  // The keys `Fake` and `DeferredInit`; and each fake with the negative or conjugate bit, without a lock.
+  // The keys `Fake` and `DeferredInit`.
   HookList<OnKeyTaken> on_fake_key{};
   HookList<OnKeyTaken> on_deferred_init_key{};
   // The key of marked tensors. Without an extension that registers its fallback, it cannot be taken.
   HookList<OnKeyTaken> on_marks_key{};
   HookList<OnNormalTensor> on_normal_tensor{};
-  HookList<OnKeyTaken> on_math_bits{};
+  HookList<OnLazyBits> on_lazy_bits{};
   HookList<ExtensionTest> self_tests{};
 };
 

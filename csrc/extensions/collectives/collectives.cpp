@@ -202,7 +202,7 @@ class Synchronization final : public CallHandler {
     if (!facts.has_fake || communicationOf(op) != Communication::kSynchronizes || isOnFakeBackend(op, arguments)) {
       return std::nullopt;
     }
-    return HandledCall{this, nullptr, HandledCall::Effect::kDecomposes, "makes the call now, on a real tensor"};
+    return HandledCall{nullptr, HandledCall::Effect::kDecomposes, "makes the call now, on a real tensor"};
   }
 
   void run(const OperatorHandle& op, DispatchKeySet /*below*/, Stack& stack) const override {
@@ -226,13 +226,13 @@ class CollectiveHandler final : public CallHandler {
       try {
         refuseCollective(op, topOf(stack, op.schema().arguments().size()));
       } catch (const c10::Error&) {
-        return HandledCall{this, std::current_exception()};
+        return HandledCall{std::current_exception()};
       }
       if (!isOfC10d(op)) {
         return std::nullopt;
       }
     }
-    return HandledCall{this, nullptr, HandledCall::Effect::kPassesOn, "the collective runs on the fakes"};
+    return HandledCall{nullptr, HandledCall::Effect::kPassesOn, "the collective runs on the fakes"};
   }
 
   // Kernels allocate on the device of their arguments, also outside of fake_mode(), and these allocations must be fake.

@@ -503,8 +503,6 @@ void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   }
 }
 
-}  // namespace
-
 void makeOutputsWithMathBitsResizable() {
   [[maybe_unused]] static const auto* library = [] {
     auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
@@ -512,8 +510,6 @@ void makeOutputsWithMathBitsResizable() {
     return added;
   }();
 }
-
-namespace {
 
 void makeResultsOfZerosFake() {
   [[maybe_unused]] static const auto* library = [] {
@@ -527,14 +523,13 @@ void makeResultsOfZerosFake() {
 
 }  // namespace
 
-std::unique_ptr<CallFollower> followZerosOfForwardAd(const OperatorHandle& op,
-                                                     const Stack& /*stack*/,
-                                                     c10::function_ref<bool()> /*decomposes*/) {
-  static const OperatorHandle zeros = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_efficientzerotensor", "");
-  if (op == zeros) {
+void prepareOperatorsForLazyBits(DispatchKeySet bits) {
+  if (bits.has_any(DispatchKeySet{DispatchKey::Conjugate} | DispatchKeySet{DispatchKey::Negative})) {
+    makeOutputsWithMathBitsResizable();
+  }
+  if (bits.has(DispatchKey::ZeroTensor)) {
     makeResultsOfZerosFake();
   }
-  return nullptr;
 }
 
 void registerComposites(torch::Library& library) {

@@ -62,6 +62,22 @@ Fakes fakesAmong(ArrayRef<IValue> arguments) {
   return fakes;
 }
 
+[[noreturn]] void refuseToMixFakes(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  std::string ours;
+  std::string foreign;
+  for (const auto i : c10::irange(arguments.size())) {
+    const Fakes fakes = fakesAmong(arguments[i]);
+    const std::string name = c10::str(" `", op.schema().arguments()[i].name(), "`");
+    ours += fakes.ours ? name : "";
+    foreign += fakes.foreign ? name : "";
+  }
+  const RegisteredKernel* owner = foreignFallback();
+  TORCH_CHECK(false, "`", op.operator_name(), "` was called with fake tensors of two kinds: of torchext in", ours,
+              ", and of the library whose fallback of the dispatch key `Fake` was ",
+              owner == nullptr ? "removed" : ownerOf(*owner), ", in", foreign,
+              ". Make all fake tensors of the call with the same library.");
+}
+
 // If the thread does not include the key, a call without fakes has the key from one of our tensors that was already
 // real, and whose stale keys the recorder of deferred_init has just removed.
 bool isInForeignBlock() {
@@ -135,74 +151,7 @@ void replaceKernelOf(const OperatorHandle& op, RegisteredKernel foreign) {
                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SharedKernel>(std::move(foreign))));
 }
 
-}  // namespace
-
-bool isForeignFake(const at::TensorBase& tensor) {
-  return isFakeKeyShared() && tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
-}
-
-void refuseToMixFakes(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  std::string ours;
-  std::string foreign;
-  for (const auto i : c10::irange(arguments.size())) {
-    const Fakes fakes = fakesAmong(arguments[i]);
-    const std::string name = c10::str(" `", op.schema().arguments()[i].name(), "`");
-    ours += fakes.ours ? name : "";
-    foreign += fakes.foreign ? name : "";
-  }
-  const RegisteredKernel* owner = foreignFallback();
-  TORCH_CHECK(false, "`", op.operator_name(), "` was called with fake tensors of two kinds: of torchext in", ours,
-              ", and of the library whose fallback of the dispatch key `Fake` was ",
-              owner == nullptr ? "removed" : ownerOf(*owner), ", in", foreign,
-              ". Make all fake tensors of the call with the same library.");
-}
-
-void shareFakeKey() {
-  TORCH_CHECK(
-      passesSelfTest(SelfTest::kFallbacks),
-      "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
-      "share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version of PyTorch. Use "
-      "fake and deferred tensors in a process that does not load the library that registered the fallback. "
-      "Inference mode and autocast do not need the key.");
-  foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
-  setFakeKeyShared();
-  removeFallback(DispatchKey::Fake);
-  registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
-  shareKernelsOfAll();
-}
-
-void repairSharedFakeKey() {
-  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
-    return;
-  }
-  const Locked lock{LockRank::kForeignKernels};
-  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
-    registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
-  }
-}
-
-void shareKernelOf(const OperatorHandle& op) {
-  if (!op.hasKernelForDispatchKey(DispatchKey::Fake)) {
-    return;
-  }
-  const Locked lock{LockRank::kForeignKernels};
-  RegisteredKernel kernel = tableKernel(op, DispatchKey::Fake).registered;
-  KernelIdentity& identity = sharedKernels()[op.operator_name()];
-  if (identityOf(kernel.kernel) != identity) {
-    replaceKernelOf(op, std::move(kernel));
-    identity = identityOf(tableKernel(op, DispatchKey::Fake).registered.kernel);
-  }
-}
-
-void shareKernelsOfAll() {
-  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(DispatchKey::Fake)) {
-    if (const auto op = dispatcher.findSchema(name)) {
-      shareKernelOf(*op);
-    }
-  }
-}
-
+// Handles a call that has arrived at the `Fake` key, or passes it to the other owner's fallback.
 void callOwner(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const RegisteredKernel* foreign = foreignFallback();
   if (foreign == nullptr || isOurs(op, *stack)) {
@@ -212,27 +161,61 @@ void callOwner(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   }
 }
 
-namespace {
-
 class Owners final : public KeyOwners {
  public:
   constexpr Owners() = default;
 
   void share() const override {
-    shareFakeKey();
+    TORCH_CHECK(
+        passesSelfTest(SelfTest::kFallbacks),
+        "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
+        "share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version of PyTorch. Use "
+        "fake and deferred tensors in a process that does not load the library that registered the fallback. "
+        "Inference mode and autocast do not need the key.");
+    foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
+    setFakeKeyShared();
+    removeFallback(DispatchKey::Fake);
+    registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+    shareKernels();
   }
+
+  // PyTorch removes our fallback when the other owner unregisters its own.
   void repair() const override {
-    repairSharedFakeKey();
+    if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+      return;
+    }
+    const Locked lock{LockRank::kForeignKernels};
+    if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+      registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+    }
   }
+
   void shareKernels() const override {
-    shareKernelsOfAll();
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(DispatchKey::Fake)) {
+      if (const auto op = dispatcher.findSchema(name)) {
+        shareKernelOf(*op);
+      }
+    }
   }
+
   void shareKernelOf(const OperatorHandle& op) const override {
-    torchext::shareKernelOf(op);
+    if (!op.hasKernelForDispatchKey(DispatchKey::Fake)) {
+      return;
+    }
+    const Locked lock{LockRank::kForeignKernels};
+    RegisteredKernel kernel = tableKernel(op, DispatchKey::Fake).registered;
+    KernelIdentity& identity = sharedKernels()[op.operator_name()];
+    if (identityOf(kernel.kernel) != identity) {
+      replaceKernelOf(op, std::move(kernel));
+      identity = identityOf(tableKernel(op, DispatchKey::Fake).registered.kernel);
+    }
   }
+
   bool isForeign(const at::TensorBase& tensor) const override {
-    return isForeignFake(tensor);
+    return tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
   }
+
   void refuseToMix(const OperatorHandle& op, Arguments arguments) const override {
     refuseToMixFakes(op, arguments);
   }

@@ -23,32 +23,7 @@
 // element instead, nested_tensor.py, cudagraph_utils.py). If PyTorch needs tensors of one mode, it compares modes
 // (`maybe_get_fake_mode()`), and our fakes have none.
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
-
 namespace torchext {
-
-// Returns true if `tensor` carries the `Fake` key for another owner of it.
-bool isForeignFake(const at::TensorBase& tensor);
-
-// Raises the error for a call of `op` with our fakes and another owner's among `arguments`.
-[[noreturn]] void refuseToMixFakes(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
-
-// Replaces the fallback of the `Fake` key by ours, permanently. Raises if this version of PyTorch does not allow it.
-void shareFakeKey();
-
-// Registers our fallback again if it is missing: PyTorch removes it when the other owner unregisters its fallback.
-void repairSharedFakeKey();
-
-// If the other owner has registered a kernel for `op` on the `Fake` key, replaces it by ours.
-void shareKernelOf(const c10::OperatorHandle& op);
-
-// Replaces such kernels of all operators.
-void shareKernelsOfAll();
-
-// Handles a call that has arrived at the `Fake` key, or passes it to the other owner's fallback.
-void callOwner(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Answers the hook `KeyOwners`. Call while the library is loaded.
 void registerKeyOwners();

@@ -31,7 +31,7 @@ class NothingToResize final : public CallHandler {
     if (!isResizeToSameSize(op, stack)) {
       return std::nullopt;
     }
-    return HandledCall{this, nullptr, HandledCall::Effect::kComputes, "the argument has this size already"};
+    return HandledCall{nullptr, HandledCall::Effect::kComputes, "the argument has this size already"};
   }
 
   void run(const OperatorHandle& op, DispatchKeySet /*below*/, Stack& stack) const override {

@@ -123,7 +123,7 @@ class ValuesHandler final : public CallHandler {
     if (!facts.has_value || !readsKnownValues(op, stack)) {
       return std::nullopt;
     }
-    return HandledCall{this, nullptr, HandledCall::Effect::kComputes, "runs on the values, which are known"};
+    return HandledCall{nullptr, HandledCall::Effect::kComputes, "runs on the values, which are known"};
   }
 
   void run(const OperatorHandle& op, c10::DispatchKeySet /*below*/, Stack& stack) const override {

@@ -19,6 +19,7 @@
 #include "../../fake/fake.h"
 #include "../../fake/meta/device_rules.h"
 #include "../../fake/storage/fake_factories.h"
+#include "../../fake/storage/fake_keys.h"
 #include "../../fake/storage/fake_storage.h"
 #include "../../hooks/hooks.h"
 #include "../../support/interpreter.h"
@@ -283,7 +284,7 @@ void RecordedCall::inspectTensor(const Tensor& tensor, bool is_written) {
   has_python_ = has_python_ || tensor.key_set().has(DispatchKey::Python);
   if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
-    has_foreign_fake_ = has_foreign_fake_ || hooks().owners->isForeign(tensor);
+    has_foreign_fake_ = has_foreign_fake_ || (isFakeKeyShared() && hooks().owners->isForeign(tensor));
   }
   if (!isFake(tensor)) {
     writes_real_ = writes_real_ || is_written;

@@ -5,8 +5,8 @@
 // A fake is a strided tensor on a storage without memory. All other kinds of tensors in PyTorch are layouts here. Some
 // layouts have fakes, which consist of strided fakes (sparse); others are refused (nested, quantized, MKL-DNN). Only
 // tensors without a storage can be fakes of a layout: one with a storage is fake if its storage is (`isFake()`). One
-// interface covers everything that the handler of fakes needs from a layout. Each layout is a file in `kinds/`, and
-// `kinds/kinds` registers it.
+// interface covers everything that the handler of fakes needs from a layout. Each layout is a file in
+// `extensions/layouts`, whose `kinds.cpp` registers it.
 //
 // Calls on fakes are offered to the layouts twice. First, each layout may refuse the call; only `lift_fresh` and
 // `pin_memory` have been handled before. Then, unless the operator is composite or a collective, the first layout

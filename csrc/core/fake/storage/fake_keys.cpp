@@ -41,9 +41,9 @@ void takeFakeKeys() {
   takeCompositesKey();
 }
 
-void prepareForMathBits() {
-  for (const OnKeyTaken prepare : hooks().on_math_bits) {
-    prepare();
+void prepareForLazyBits(c10::DispatchKeySet bits) {
+  for (const OnLazyBits prepare : hooks().on_lazy_bits) {
+    prepare(bits);
   }
 }
 

@@ -30,8 +30,8 @@ constexpr c10::DispatchKeySet kFakeKeys({c10::DispatchKey::Fake, kCompositesKey}
 // carries one of them, or any thread includes one. Raises if a key cannot be taken.
 void takeFakeKeys();
 
-// Call before a fake gets the negative or conjugate bit.
-void prepareForMathBits();
+// Call before a fake gets these lazy bits.
+void prepareForLazyBits(c10::DispatchKeySet bits);
 
 // Returns true if the `Fake` key also has another owner: NOTE [Two owners of the Fake key].
 bool isFakeKeyShared() noexcept;

@@ -59,10 +59,11 @@ void FakeTensorImpl::release_resources() {
 }
 
 void FakeTensorImpl::initGeometry(const TensorImpl& source) {
-  if (source.is_conj() || source.is_neg()) {
-    prepareForMathBits();
+  const DispatchKeySet bits = source.key_set() & kLazyBits;
+  if (!bits.empty()) {
+    prepareForLazyBits(bits);
   }
-  key_set_ = (key_set_ - kLazyBits) | (source.key_set() & kLazyBits);
+  key_set_ = (key_set_ - kLazyBits) | bits;
   sizes_and_strides_ = source.*(&FakeTensorImpl::sizes_and_strides_);
   storage_offset_ = source.storage_offset();
   numel_ = source.numel();
