@@ -145,8 +145,8 @@ class PlannedOperator(NamedTuple):
     way: int  # `Way` in csrc/core/deferred_init/plan/replay_plan.h
     share: float  # of the outputs
     steps: list[int]
-    # The computed parts of the outputs, as ranges of all dimensions, None for a whole one. None if all is computed.
-    parts: list[list[tuple[int, int] | None]] | None
+    # The computed parts of the outputs, as slices of all dimensions, None for a whole one. None if all is computed.
+    parts: list[list[slice | None]] | None
     reads: list[int | None]  # the places of the writers
     memory: list[tuple[int, int]]  # `Origin` of each output, and its bytes
     drops: list[tuple[int, int]]  # an operator, by its index, and the number of its output

@@ -223,7 +223,7 @@ py::object RecordingView::planOf(const OpNode& node) const {
                                          partsOf(planned), listOf(planned.reads, placeOf), memory, drops);
 }
 
-// Returns the parts in order of their position: for each dimension of the output a range, or None for all of it.
+// Returns the parts in order of their position: for each dimension of the output a slice, or None for all of it.
 // Returns None for an operator that runs as a whole.
 py::object RecordingView::partsOf(const PlannedOperator& planned) {
   if (planned.way != Way::kParts) {
@@ -231,14 +231,19 @@ py::object RecordingView::partsOf(const PlannedOperator& planned) {
   }
   const Geometry& written = planned.node->written().front().geometry();
   std::vector<Box> boxes = planned.writes.front().parts->boxes;
-  std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.ranges() < b.ranges(); });
+  std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
+    return std::lexicographical_compare(
+        a.ranges().begin(), a.ranges().end(), b.ranges().begin(), b.ranges().end(),
+        [](const IndexRange& one, const IndexRange& other) { return one.first < other.first; });
+  });
   py::list parts;
   for (Box& box : boxes) {
     if (const auto ranges = box.widenToElementsOf(written)) {
       py::list part;
       for (const auto i : c10::irange(ranges->size())) {
         const IndexRange& range = ranges->at(i);
-        part.append(range == IndexRange{0, written.sizes[i]} ? py::none() : py::cast(range));
+        const bool is_all = range.count() == written.sizes[i];
+        part.append(is_all ? py::none() : py::object{py::slice(range.first, range.last, range.step)});
       }
       parts.append(part);
     }

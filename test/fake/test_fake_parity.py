@@ -225,6 +225,8 @@ SHORTCUTS: dict[str, Program] = {
     "one_hot": lambda: functional.one_hot(torch.randint(0, 4, (3, 2)), 4),
     "quantile": lambda: torch.quantile(torch.rand(3, 4), torch.rand(2), dim=1),
     "nanquantile": lambda: torch.nanquantile(torch.rand(3, 4), torch.rand(2), dim=1),
+    "quantile, known": lambda: torch.quantile(torch.rand(3, 4), torch.tensor([0.25, 0.5]), dim=1),
+    "masked_fill, known": lambda: gradient(lambda x: torch.ones(3, 4).masked_fill(torch.tensor([True, False] * 2), x)),
     "repeat_interleave": lambda: torch.repeat_interleave(
         torch.rand(3, 4), torch.tensor([1, 2, 3]), dim=0, output_size=6
     ),
@@ -549,7 +551,23 @@ def mutated_after_it_was_saved() -> Any:
     return z, x.grad
 
 
+def eigenpairs(method: str, **arguments: Any) -> Any:
+    """Return the eigenvalues and eigenvectors of a matrix, and its gradient."""
+    factor = torch.rand(12, 12, dtype=torch.float64)
+    matrix = (factor @ factor.mT + torch.eye(12)).detach().requires_grad_()
+    values, vectors = torch.lobpcg(matrix, method=method, **arguments)
+    (values.sum() + vectors.sum()).backward()
+    return values, vectors, matrix.grad
+
+
 PROGRAMS: dict[str, Program] = {
+    "lobpcg": lambda: eigenpairs("ortho", k=2),
+    "lobpcg of given vectors": lambda: eigenpairs("ortho", X=torch.rand(12, 3, dtype=torch.float64), largest=False),
+    "lobpcg of several matrices": lambda: [
+        pair.detach() for pair in torch.lobpcg(torch.eye(12).expand(2, 12, 12) * torch.rand(()), k=2)
+    ],
+    "lobpcg of pairs of matrices": lambda: torch.lobpcg(torch.eye(12) * torch.rand(()), 3, 2 * torch.eye(12)),
+    "lobpcg, basic": lambda: eigenpairs("basic", k=3),
     "ctc_loss": lambda: ctc_loss("cpu"),
     "eigh": lambda: phases(torch.linalg.eigh),
     "eig": lambda: phases(torch.linalg.eig),

@@ -424,6 +424,11 @@ def test_fakes_on_cuda_accept_calls_that_only_cpu_kernels_reject() -> None:
         assert nn.BatchNorm1d(4, device="cuda")(x).dtype is torch.float16
 
 
+def test_known_quantiles_are_checked() -> None:
+    with fake_mode(), pytest.raises(RuntimeError, match=r"q values must be in the range \[0, 1\]"):
+        torch.rand(5).quantile(torch.tensor([0.5, 1.5]))
+
+
 TOO_LARGE_TO_COMPUTE = {
     "index that is no vector": lambda: torch.ones(37, 1200).index_select(0, torch.ones(37, 1200, dtype=torch.int64)),
     "points of other dimensions": lambda: torch.cdist(torch.ones(40009, 3), torch.ones(40013, 2)),

@@ -36,15 +36,21 @@ def text_of_tensor(tensor: _C.RecordedTensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.sizes))}]"
 
 
-def text_of_parts(parts: Iterable[Sequence[tuple[int, int] | None]]) -> str:
+def text_of_parts(parts: Iterable[Sequence[slice | None]]) -> str:
     """Return indices such as `[96:128, :8], [200:232]`, or an empty text if one of the parts is all of the tensor."""
     texts = [_text_of_part(part) for part in parts]
     return "" if "[]" in texts else ", ".join(texts)
 
 
-def _text_of_part(part: Sequence[tuple[int, int] | None]) -> str:
+def _text_of_part(part: Sequence[slice | None]) -> str:
     needed = max((i for i, of in enumerate(part, 1) if of is not None), default=0)
-    return f"[{', '.join(':' if of is None else f'{of[0]}:{of[1]}' for of in part[:needed])}]"
+    return f"[{', '.join(map(_text_of_slice, part[:needed]))}]"
+
+
+def _text_of_slice(of: slice | None) -> str:
+    if of is None:
+        return ":"
+    return f"{of.start}:{of.stop}" if of.step == 1 else f"{of.start}:{of.stop}:{of.step}"
 
 
 def _text(value: object, show: Callable[[_C.RecordedTensor], str]) -> str:

@@ -476,8 +476,18 @@ struct Geometry;
 struct LiveGraph;
 struct PlannedOperator;
 
-// The range of each dimension of a tensor: [first, second).
-using IndexRange = std::pair<std::int64_t, std::int64_t>;
+// The indices `first`, `first + step`, and so on, below `last`. If there are some, then `last - 1` is one of them.
+struct IndexRange {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  std::int64_t step = 1;
+
+  std::int64_t count() const noexcept {
+    return (last - first + step - 1) / step;
+  }
+};
+
+// A range of each dimension of a tensor.
 using IndexRanges = std::vector<IndexRange>;
 
 // How an operator computes a part of its result with the bits of the whole.

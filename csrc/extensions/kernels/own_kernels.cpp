@@ -156,6 +156,11 @@ Stack paddedToJagged(ArrayRef<IValue> arguments) {
   return {at::empty(sizes, dense.options())};
 }
 
+// Checks values. If they are known, NOTE [Known values] runs the real kernel.
+Stack nothing(ArrayRef<IValue> /*arguments*/) {
+  return {};
+}
+
 // Fake CUDA devices use PyTorch's own kernels, not those of cuDNN or MIOpen.
 Stack no(ArrayRef<IValue> /*arguments*/) {
   return {false};
@@ -176,6 +181,7 @@ const OperatorTable<OwnKernel> ownKernelOf{"have no kernel for the CPU or the me
                                             {sampleGridBackward, {"aten::cudnn_grid_sampler_backward"}},
                                             {efficientAttentionBackward, {"aten::_efficient_attention_backward"}},
                                             {paddedToJagged, {"aten::_padded_dense_to_jagged_forward"}},
+                                            {nothing, {"aten::_validate_compressed_sparse_indices"}},
                                             {no,
                                              {"aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor",
                                               "aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor"}}},

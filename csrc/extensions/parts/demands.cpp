@@ -225,7 +225,9 @@ void DemandPass::request(const LiveValue& value, const std::optional<Box>& box) 
   if (!value.hasWriter() || !box) {
     return;
   }
-  requested_.of(value).add(value.value->isPinned() ? box->grid().whole() : *box);
+  const bool is_on_cpu = value.value->device().is_cpu();  // copying a run of bytes on a GPU launches a kernel
+  const Box needed = is_on_cpu ? *box : box->withoutSteps();
+  requested_.of(value).add(value.value->isPinned() ? box->grid().whole() : needed);
 }
 
 void DemandPass::requestAll(const LiveValue& value) {

@@ -19,7 +19,8 @@ namespace {
 Tensor targetIn(const Tensor& result, const IndexRanges& ranges, const IndexRanges& target) {
   IndexRanges own;
   for (const auto i : c10::irange(ranges.size())) {
-    own.emplace_back(target[i].first - ranges[i].first, target[i].second - ranges[i].first);
+    const std::int64_t first = (target[i].first - ranges[i].first) / ranges[i].step;
+    own.push_back({first, first + target[i].count()});
   }
   return narrowed(result, own);
 }

@@ -221,23 +221,18 @@ IndexRanges broadcastRanges(c10::IntArrayRef sizes, const IndexRanges& ranges) {
 }
 
 bool isEmpty(const IndexRanges& ranges) {
-  return std::any_of(ranges.begin(), ranges.end(), [](const auto& range) { return range.first >= range.second; });
-}
-
-IndexRange clippedTo(const IndexRange& range, std::int64_t size) {
-  return {std::clamp<std::int64_t>(range.first, 0, size), std::clamp<std::int64_t>(range.second, 0, size)};
+  return std::any_of(ranges.begin(), ranges.end(), [](const IndexRange& range) { return range.first >= range.last; });
 }
 
 IndexRange movedBy(const IndexRange& range, std::int64_t distance) {
-  return {range.first + distance, range.second + distance};
+  return {range.first + distance, range.last + distance, range.step};
 }
 
 std::optional<Piece> pieceAt(const IndexRanges& ranges, const IndexRanges& target) {
   Piece piece{{}, {}};
   for (const auto i : c10::irange(ranges.size())) {
-    const IndexRange common{std::max(ranges[i].first, target[i].first), std::min(ranges[i].second, target[i].second)};
-    piece.target.push_back(common);
-    piece.source.push_back(movedBy(common, -target[i].first));
+    piece.target.push_back(within(ranges[i], target[i].first, target[i].last));
+    piece.source.push_back(movedBy(piece.target.back(), -target[i].first));
   }
   return isEmpty(piece.target) ? std::nullopt : std::optional{std::move(piece)};
 }
@@ -257,7 +252,7 @@ std::vector<std::optional<Piece>> piecesOfConcatenation(const OpNode& node, cons
   for (const TensorArgument& argument : node.tensors()) {
     IndexRanges target;
     for (const std::int64_t size : writtenGeometry(node).sizes) {
-      target.emplace_back(0, size);
+      target.push_back({0, size});
     }
     const std::int64_t size = stacks ? 1 : sizesOf(argument)[dim];
     target[dim] = {begin, begin + size};
@@ -279,7 +274,7 @@ std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& range
   for (const auto i : c10::irange(sizes.size())) {
     const std::size_t from_end = sizes.size() - 1 - i;
     const std::int64_t before = 2 * from_end < pad.size() ? pad[2 * from_end] : 0;
-    piece.source.push_back(clippedTo(movedBy(ranges[i], -before), sizes[i]));
+    piece.source.push_back(within(movedBy(ranges[i], -before), 0, sizes[i]));
     piece.target.push_back(movedBy(piece.source.back(), before));
   }
   return isEmpty(piece.source) ? std::nullopt : std::optional{std::move(piece)};

@@ -17,6 +17,7 @@
 #include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
 #include "../support/autograd.h"
+#include "known_values.h"
 
 namespace torchext {
 
@@ -48,8 +49,9 @@ constexpr std::array<std::string_view, 7> kLookForSpecialValues{
     "ProdBackward1",       // the same
 };
 
-bool isPlainFake(const Tensor& tensor) {
-  return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit);
+bool isFakeWithoutValues(const Tensor& tensor) {
+  return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit) &&
+         !knownValueOf(tensor).defined();
 }
 
 // Returns an alias of `tensor` that is equivalent for autograd: an input of the same node, with the same version and
@@ -74,8 +76,9 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   for (const auto i : c10::irange(arguments.size())) {
     if (!isWritten(arguments[i])) {
       c10::IValue& value = torch::jit::peek(*stack, i, arguments.size());
-      value = mapTensors(
-          value, [](const Tensor& tensor) { return isPlainFake(tensor) ? aliasWithoutValues(tensor) : tensor; });
+      value = mapTensors(value, [](const Tensor& tensor) {
+        return isFakeWithoutValues(tensor) ? aliasWithoutValues(tensor) : tensor;
+      });
     }
   }
   const FactoriesOfCall guard{topOf(*stack, arguments.size())};

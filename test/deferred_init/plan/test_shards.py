@@ -63,6 +63,8 @@ SHARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "one row": lambda t: t[95].clone(),
     "every third row": lambda t: t[1::3].clone(),
     "columns": lambda t: t[:, 10:20].contiguous(),
+    "every column in 60": lambda t: t[:, 1::60].contiguous(),
+    "every second column of every fifth row": lambda t: t[3::5, ::2].contiguous(),
     "one column": lambda t: t[:, 79].clone(),
     "columns of the transpose": lambda t: t.t()[30:40].contiguous(),
     "a block": lambda t: t[10:20, 30:47].contiguous(),
@@ -269,14 +271,14 @@ def test_explanation_names_the_elements_that_are_computed() -> None:
     def build() -> Tensor:
         weight = torch.empty(64, 32).normal_()
         weight[5].zero_()
-        return (weight * 2)[8:16].add(weight[40:48])
+        return (weight * 2)[8:16].add(weight[40:64:3])
 
     operations = {operation.name: operation for operation in explain(deferred_init(build))}
-    assert operations["aten::normal_"].parts == "[8:16], [40:48]"
+    assert operations["aten::normal_"].parts == "[8:16], [40:62:3]"
     assert operations["aten::mul"].parts == "[8:16]"
     assert operations["aten::add"].parts is None
     assert not operations["aten::zero_"].runs
-    assert "only [8:16], [40:48]" in str(operations["aten::normal_"])
+    assert "only [8:16], [40:62:3]" in str(operations["aten::normal_"])
 
 
 def test_time_is_predicted_for_the_elements_that_are_computed() -> None:
@@ -365,8 +367,15 @@ print(megabytes("VmHWM") - before, shard.untyped_storage().nbytes() / 2**20)
 )
 @pytest.mark.parametrize(
     "shard",
-    ["weight[128:256].clone()", "weight[:, 64:128].contiguous()", "weight.t()[64:128].contiguous()"],
-    ids=["rows", "columns", "columns of the transpose"],
+    [
+        "weight[128:256].clone()",
+        "weight[:, 64:128].contiguous()",
+        "weight.t()[64:128].contiguous()",
+        "weight[5::333].clone()",
+        "weight[:, 1::513].contiguous()",
+        "weight.mul_(0.9).sub_(torch.randn(8192, 4096) * 0.1)[:, 1::513].contiguous()",
+    ],
+    ids=["rows", "columns", "columns of the transpose", "some rows", "some columns", "some columns after a step"],
 )
 def test_memory_holds_the_shard_and_little_more(initializer: str, shard: str) -> None:
     program = MEMORY.format(initializer=initializer, shard=shard)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include <c10/util/irange.h>
 
@@ -10,6 +11,22 @@
 namespace torchext {
 
 namespace {
+
+// Returns the numbers i below `count` for which `first + i * steps` is in `range`, and maybe more.
+IndexRange movingWithin(const IndexRange& range, std::int64_t first, std::int64_t steps, std::int64_t count) {
+  // Returns the first number that reaches `index`.
+  const auto reach = [&](std::int64_t index) {
+    return std::min((std::max<std::int64_t>(index - first, 0) + steps - 1) / steps, count);
+  };
+  if (range.step % steps != 0 || (range.first - first) % steps != 0) {
+    return {reach(range.first), reach(range.last)};
+  }
+  // The numbers are multiples of `range.step / steps` apart.
+  const std::int64_t step = range.step / steps;
+  std::int64_t begin = (range.first - first) / steps;
+  begin += begin < 0 ? (-begin + step - 1) / step * step : 0;
+  return within({begin, (range.last - 1 - first) / steps + 1, step}, 0, count);
+}
 
 // Adds `stride` if all of `strides` divide it or are divisible by it.
 void addStride(std::vector<std::int64_t>& strides, std::int64_t stride) {
@@ -20,13 +37,58 @@ void addStride(std::vector<std::int64_t>& strides, std::int64_t stride) {
   }
 }
 
+// A dimension of a tensor, in bytes.
+struct Move {
+  std::int64_t stride;
+  std::int64_t extent;
+};
+
+// Returns the dimensions that move in memory, without duplicates.
+std::vector<Move> movesOf(const std::vector<const Geometry*>& tensors) {
+  std::vector<Move> moves;
+  for (const Geometry* tensor : tensors) {
+    for (const auto i : c10::irange(tensor->sizes.size())) {
+      const std::int64_t stride = tensor->strides[i] * toSigned(tensor->dtype.itemsize());
+      const Move one{stride, stride * tensor->sizes[i]};
+      const bool is_known = std::any_of(moves.begin(), moves.end(), [&one](const Move& other) {
+        return other.stride == one.stride && other.extent == one.extent;
+      });
+      if (tensor->sizes[i] > 1 && stride > 0 && !is_known) {
+        moves.push_back(one);
+      }
+    }
+  }
+  return moves;
+}
+
+// Returns true if `stride` needs an index: within it, a dimension moves along the next smaller stride. Other multiples
+// of that one, such as every third row, are steps of its index: another index would cut the dimensions that move
+// further along it.
+bool needsIndex(std::int64_t stride, const std::vector<Move>& moves) {
+  std::int64_t smaller = 0;
+  for (const Move& one : moves) {
+    smaller = one.stride < stride && stride % one.stride == 0 ? std::max(smaller, one.stride) : smaller;
+  }
+  return std::any_of(moves.begin(), moves.end(), [&](const Move& one) {
+    return one.stride < stride && smaller < one.extent && one.extent <= stride;
+  });
+}
+
 }  // namespace
+
+IndexRange within(const IndexRange& range, std::int64_t begin, std::int64_t end) {
+  const auto toNext = [&range](std::int64_t distance) { return (distance + range.step - 1) / range.step * range.step; };
+  const std::int64_t first = range.first + toNext(std::max<std::int64_t>(begin - range.first, 0));
+  const std::int64_t last = range.last - toNext(std::max<std::int64_t>(range.last - end, 0));
+  return {first, std::max(first, last), range.step};
+}
 
 Geometry narrowed(const Geometry& geometry, const IndexRanges& ranges) {
   Geometry part = geometry;
   for (const auto i : c10::irange(ranges.size())) {
-    part.sizes[i] = ranges[i].second - ranges[i].first;
+    part.sizes[i] = ranges[i].count();
     part.storage_offset += ranges[i].first * part.strides[i];
+    part.strides[i] *= ranges[i].step;
   }
   return part;
 }
@@ -34,7 +96,7 @@ Geometry narrowed(const Geometry& geometry, const IndexRanges& ranges) {
 at::Tensor narrowed(const at::Tensor& tensor, const IndexRanges& ranges) {
   at::Tensor part = tensor;
   for (const auto i : c10::irange(ranges.size())) {
-    part = part.narrow(toSigned(i), ranges[i].first, ranges[i].second - ranges[i].first);
+    part = part.slice(toSigned(i), ranges[i].first, ranges[i].last, ranges[i].step);
   }
   return part;
 }
@@ -49,11 +111,10 @@ std::shared_ptr<const Grid> Grid::of(std::size_t nbytes, const std::vector<const
     addStride(strides, toSigned(tensor->dtype.itemsize()));
   }
   addStride(strides, unit);
-  for (const Geometry* tensor : tensors) {
-    for (const auto i : c10::irange(tensor->sizes.size())) {
-      if (tensor->sizes[i] > 1) {
-        addStride(strides, tensor->strides[i] * toSigned(tensor->dtype.itemsize()));
-      }
+  const std::vector<Move> moves = movesOf(tensors);
+  for (const Move& one : moves) {
+    if (needsIndex(one.stride, moves)) {
+      addStride(strides, one.stride);
     }
   }
   std::sort(strides.rbegin(), strides.rend());
@@ -71,7 +132,7 @@ Box Grid::whole() const {
   IndexRanges ranges;
   ranges.reserve(levels_.size());
   for (const Level& level : levels_) {
-    ranges.emplace_back(0, level.count);
+    ranges.push_back({0, level.count});
   }
   return {shared_from_this(), std::move(ranges)};
 }
@@ -84,6 +145,12 @@ std::vector<std::int64_t> Grid::indicesOf(std::int64_t byte) const {
     byte %= level.stride;
   }
   return indices;
+}
+
+// A random fill of a single value takes as long as one of about 50 adjacent values.
+std::int64_t Grid::stepOn(std::size_t level, std::int64_t step) const {
+  constexpr std::int64_t kShort = 200;  // bytes
+  return (step - 1) * levels_[level].stride >= kShort ? step : 1;
 }
 
 Grid::Steps Grid::stepsOf(std::int64_t stride, std::int64_t count) const {
@@ -112,17 +179,22 @@ std::optional<Box> Grid::boxOf(const Geometry& geometry) const {
   }
   const std::vector<std::int64_t> first = indicesOf(geometry.storage_offset * toSigned(geometry.dtype.itemsize()));
   std::vector<std::int64_t> last = first;
+  std::vector<std::int64_t> step(levels_.size(), 0);
   for (const Steps& steps : stepsOf(geometry)) {
-    last[steps.level] += steps.steps * (steps.count - 1);
+    if (steps.count > 1) {
+      last[steps.level] += steps.steps * (steps.count - 1);
+      step[steps.level] = std::gcd(step[steps.level], steps.steps);
+    }
   }
   IndexRanges ranges(levels_.size());
   for (std::size_t i = levels_.size(); i-- > 0;) {
     const std::int64_t count = levels_[i].count;
     if (i > 0 && last[i] >= count) {  // continues in the next row, so it may be anywhere in a row
       last[i - 1] += last[i] / count;
+      step[i - 1] = 1;
       ranges[i] = {0, count};
     } else {
-      ranges[i] = {first[i], last[i] + 1};
+      ranges[i] = {first[i], last[i] + 1, stepOn(i, step[i])};
     }
   }
   return Box{shared_from_this(), std::move(ranges)};
@@ -132,8 +204,8 @@ std::optional<Box> Grid::boxOf(const Geometry& geometry) const {
 
 std::size_t Box::nbytes() const {
   std::int64_t bytes = grid_->levels_.back().stride;
-  for (const auto& [first, last] : ranges_) {
-    bytes *= last - first;
+  for (const IndexRange& range : ranges_) {
+    bytes *= range.count();
   }
   return toSize(bytes);
 }
@@ -151,9 +223,17 @@ std::vector<std::int64_t> Box::packedStrides() const {
   std::int64_t stride = grid_->levels_.back().stride;
   for (std::size_t i = ranges_.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= ranges_[i].second - ranges_[i].first;
+    stride *= ranges_[i].count();
   }
   return strides;
+}
+
+Box Box::withoutSteps() const {
+  IndexRanges ranges = ranges_;
+  for (IndexRange& range : ranges) {
+    range.step = 1;
+  }
+  return {grid_, std::move(ranges)};
 }
 
 Box Box::withWholeElements(std::size_t itemsize) const {
@@ -171,26 +251,31 @@ std::int64_t Box::placeOf(std::int64_t byte) const {
   const std::vector<std::int64_t> indices = grid_->indicesOf(byte);
   std::int64_t place = lead();
   for (const auto i : c10::irange(ranges_.size())) {
-    place += (indices[i] - ranges_[i].first) * strides[i];
+    place += (indices[i] - ranges_[i].first) / ranges_[i].step * strides[i];
   }
   return place;
 }
 
 bool Box::contains(const Box& other) const {
   return std::equal(ranges_.begin(), ranges_.end(), other.ranges_.begin(),
-                    [](const auto& a, const auto& b) { return a.first <= b.first && b.second <= a.second; });
+                    [](const IndexRange& a, const IndexRange& b) {
+                      return a.first <= b.first && b.last <= a.last && (b.first - a.first) % a.step == 0 &&
+                             (b.step % a.step == 0 || b.count() == 1);
+                    });
 }
 
 bool Box::overlaps(const Box& other) const {
   return std::equal(ranges_.begin(), ranges_.end(), other.ranges_.begin(),
-                    [](const auto& a, const auto& b) { return a.first < b.second && b.first < a.second; });
+                    [](const IndexRange& a, const IndexRange& b) { return a.first < b.last && b.first < a.last; });
 }
 
 Box Box::with(const Box& other) const {
   IndexRanges ranges = ranges_;
   for (const auto i : c10::irange(ranges.size())) {
-    ranges[i].first = std::min(ranges[i].first, other.ranges_[i].first);
-    ranges[i].second = std::max(ranges[i].second, other.ranges_[i].second);
+    const IndexRange& added = other.ranges_[i];
+    const auto step_of = [](const IndexRange& range) { return range.count() == 1 ? 0 : range.step; };
+    const std::int64_t step = std::gcd(std::gcd(step_of(ranges[i]), step_of(added)), added.first - ranges[i].first);
+    ranges[i] = {std::min(ranges[i].first, added.first), std::max(ranges[i].last, added.last), grid_->stepOn(i, step)};
   }
   return {grid_, std::move(ranges)};
 }
@@ -200,9 +285,10 @@ Box Box::keepingStrides() const {
   const auto& levels = grid_->levels_;
   IndexRanges ranges = ranges_;
   std::size_t outermost = 0;
-  while (outermost + 1 < ranges.size() && ranges[outermost].second - ranges[outermost].first == 1) {
+  while (outermost + 1 < ranges.size() && ranges[outermost].count() == 1) {
     ++outermost;
   }
+  ranges[outermost].step = 1;
   for (std::size_t i = outermost + 1; i < ranges.size(); ++i) {
     ranges[i] = {0, levels[i].count};
   }
@@ -217,7 +303,7 @@ Geometry Box::shown(const Geometry& geometry) const {
   for (const auto i : c10::irange(geometry.sizes.size())) {
     if (geometry.sizes[i] > 1) {
       const Grid::Steps steps = grid_->stepsOf(geometry.strides[i] * itemsize, geometry.sizes[i]);
-      packed.strides[i] = steps.steps * strides[steps.level] / itemsize;
+      packed.strides[i] = steps.steps / ranges_[steps.level].step * strides[steps.level] / itemsize;
     }
   }
   return packed;
@@ -243,23 +329,17 @@ std::optional<IndexRanges> Box::elementsOf(const Geometry& geometry) const {
     carried = i > 0 ? last[i] / levels[i].count : 0;
   }
   for (const auto i : c10::irange(levels.size())) {
-    if (is_known[i] && (last[i] < ranges_[i].first || first[i] >= ranges_[i].second)) {
+    if (is_known[i] && (last[i] < ranges_[i].first || first[i] >= ranges_[i].last)) {
       return std::nullopt;
     }
   }
   IndexRanges elements;
   for (const auto i : c10::irange(geometry.sizes.size())) {
     const Grid::Steps& one = steps[i];
-    elements.emplace_back(0, geometry.sizes[i]);
+    elements.push_back({0, geometry.sizes[i]});
     if (geometry.sizes[i] > 1 && one.steps > 0 && is_known[one.level] && movers[one.level] == 1) {
-      const auto [begin, end] = ranges_[one.level];
-      // Returns the first element at or after `index`.
-      const auto reach = [&](std::int64_t index) {
-        const std::int64_t distance = std::max<std::int64_t>(index - first[one.level], 0);
-        return std::min((distance + one.steps - 1) / one.steps, one.count);
-      };
-      elements.back() = {reach(begin), reach(end)};
-      if (elements.back().first >= elements.back().second) {
+      elements.back() = movingWithin(ranges_[one.level], first[one.level], one.steps, one.count);
+      if (elements.back().first >= elements.back().last) {
         return std::nullopt;
       }
     }

@@ -3,11 +3,11 @@
 // NOTE [Parts of storages]
 //
 // A program that needs only a part of a value, such as a shard, should pay only for that part. A part is a box on a
-// *grid*: several indices number the bytes of a storage, like those of a multidimensional array, and a box is a range
-// of each index. The grid of a storage consists of the strides of all tensors that the program has shown it with, where
-// each stride divides the next larger one. For a matrix these are the rows, the elements of a row, and the heads if its
-// rows were also viewed as heads. So rows, columns, blocks and their transposes are boxes. For any other tensor, the
-// smallest enclosing box is used.
+// *grid*: several indices number the bytes of a storage, like those of a multidimensional array, and a box is a
+// range of each index, maybe with a step. The grid of a storage consists of the strides of all tensors that the
+// program has shown it with, where each stride divides the next larger one. For a matrix these are the rows, the
+// elements of a row, and the heads if its rows were also viewed as heads. So rows, columns, blocks, every n-th row
+// and their transposes are boxes. For any other tensor, the smallest enclosing box is used.
 //
 // The bytes of a box are stored contiguously, in the order of their addresses, and the first one has the same alignment
 // as in the storage. A tensor within the box has the same elements there, with other strides and another offset.
@@ -28,6 +28,9 @@
 
 namespace torchext {
 
+// Returns the indices of `range` in [begin, end).
+IndexRange within(const IndexRange& range, std::int64_t begin, std::int64_t end);
+
 // Returns the elements of the tensor in `ranges`.
 Geometry narrowed(const Geometry& geometry, const IndexRanges& ranges);
 at::Tensor narrowed(const at::Tensor& tensor, const IndexRanges& ranges);
@@ -37,7 +40,7 @@ constexpr std::int64_t kMemoryAlignment = 64;
 
 class Grid;
 
-// A nonempty range of each index of a grid.
+// A range of each index of a grid, which is not empty.
 class Box {
  public:
   Box(std::shared_ptr<const Grid> grid, IndexRanges ranges) : grid_{std::move(grid)}, ranges_{std::move(ranges)} {}
@@ -65,6 +68,9 @@ class Box {
 
   // Returns the smallest box around this one in which each tensor of this one keeps its strides.
   Box keepingStrides() const;
+
+  // Returns the smallest box around this one whose ranges have no steps.
+  Box withoutSteps() const;
 
   // Returns the smallest box around this one that does not split elements of `itemsize` bytes.
   Box withWholeElements(std::size_t itemsize) const;
@@ -104,7 +110,8 @@ class Grid : public std::enable_shared_from_this<Grid> {
   // Returns the box of the whole storage.
   Box whole() const;
 
-  // Returns the smallest box around the elements of a tensor, or nothing if it has no elements.
+  // Returns the smallest box around the elements of a tensor, or nothing if it has no elements. Takes what short
+  // steps skip along.
   std::optional<Box> boxOf(const Geometry& geometry) const;
 
   std::size_t storageBytes() const noexcept {
@@ -131,6 +138,8 @@ class Grid : public std::enable_shared_from_this<Grid> {
 
   // Returns the indices of a byte.
   std::vector<std::int64_t> indicesOf(std::int64_t byte) const;
+  // Returns `step`, or 1 if it is short.
+  std::int64_t stepOn(std::size_t level, std::int64_t step) const;
   Steps stepsOf(std::int64_t stride, std::int64_t count) const;
   // Returns the steps of the dimensions of a tensor, and those of the bytes of an element.
   std::vector<Steps> stepsOf(const Geometry& geometry) const;
@@ -145,25 +154,25 @@ void Box::forEachRun(const Visit& visit) const {
   const auto& levels = grid_->levels_;
   // A complete inner range is contiguous with its surroundings.
   std::size_t inner = levels.size() - 1;
-  while (inner > 0 && ranges_[inner].first == 0 && ranges_[inner].second == levels[inner].count) {
+  while (inner > 0 && ranges_[inner].count() == levels[inner].count) {
     --inner;
   }
-  const auto [first, last] = ranges_[inner];
-  const std::int64_t length = (last - first) * levels[inner].stride;
+  const bool is_run = ranges_[inner].step == 1;
+  const std::int64_t length = (is_run ? ranges_[inner].count() : 1) * levels[inner].stride;
   std::vector<std::int64_t> at;
-  for (std::size_t i = 0; i < inner; ++i) {
+  for (std::size_t i = 0; i <= inner; ++i) {
     at.push_back(ranges_[i].first);
   }
   std::int64_t packed = lead();
   while (true) {
-    std::int64_t begin = first * levels[inner].stride;
-    for (std::size_t i = 0; i < inner; ++i) {
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i <= inner; ++i) {
       begin += at[i] * levels[i].stride;
     }
     visit(begin, packed, length);
     packed += length;
-    std::size_t next = inner;
-    while (next > 0 && ++at[next - 1] == ranges_[next - 1].second) {
+    std::size_t next = is_run ? inner : inner + 1;
+    while (next > 0 && (at[next - 1] += ranges_[next - 1].step) >= ranges_[next - 1].last) {
       at[next - 1] = ranges_[next - 1].first;
       --next;
     }
