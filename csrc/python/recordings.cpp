@@ -21,6 +21,7 @@
 #include "../core/deferred_init/state/real_dispatch.h"
 #include "../core/fake/calls/op_traits.h"
 #include "../core/support/locks.h"
+#include "../extensions/parts/value_parts.h"
 #include "../extensions/placement/retained.h"
 #include "bind.h"
 #include "interpreter.h"
@@ -230,7 +231,7 @@ py::object RecordingView::partsOf(const PlannedOperator& planned) {
     return planned.way == Way::kNotAtAll ? py::object{py::list{}} : py::none();
   }
   const Geometry& written = planned.node->written().front().geometry();
-  std::vector<Box> boxes = planned.writes.front().parts->boxes;
+  std::vector<Box> boxes = boxesOf(*planned.writes.front().parts);
   std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
     return std::lexicographical_compare(
         a.ranges().begin(), a.ranges().end(), b.ranges().begin(), b.ranges().end(),

@@ -467,28 +467,14 @@ class Collectives {
 
 // ---- Recordings ----
 
-class Box;
 class OpNode;
+class PartsMemory;
 class ReplayPlan;
 class Tape;
 struct Demand;
 struct Geometry;
 struct LiveGraph;
 struct PlannedOperator;
-
-// The indices `first`, `first + step`, and so on, below `last`. If there are some, then `last - 1` is one of them.
-struct IndexRange {
-  std::int64_t first = 0;
-  std::int64_t last = 0;
-  std::int64_t step = 1;
-
-  std::int64_t count() const noexcept {
-    return (last - first + step - 1) / step;
-  }
-};
-
-// A range of each dimension of a tensor.
-using IndexRanges = std::vector<IndexRange>;
 
 // How an operator computes a part of its result with the bits of the whole.
 enum class PartRule : std::uint8_t {
@@ -520,24 +506,14 @@ class PartRules {
   // Raises an internal error for an inconsistent plan, if plans are checked.
   virtual void check(const ReplayPlan& plan) const = 0;
 
-  // Returns the elements of each tensor argument that a call needs to write the elements in `ranges`, if any. For an
-  // argument that it writes, `ranges`.
-  virtual std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node,
-                                                               PartRule rule,
-                                                               const IndexRanges& ranges) const = 0;
-  // Writes the elements in `ranges` to `result`, given the elements that are read for them: a tensor for each argument,
-  // undefined if it is not read. Not for random fills.
-  virtual void compute(const OpNode& node,
-                       PartRule rule,
-                       const IndexRanges& ranges,
-                       const std::vector<at::Tensor>& arguments,
-                       const at::Tensor& result) const = 0;
-  // Computes the bytes in `box` of the random fill `node` into `memory`, the bytes of the box. `generator` stands where
-  // the fill begins.
-  virtual void fill(const OpNode& node,
-                    const Box& box,
-                    const c10::Storage& memory,
-                    const at::Generator& generator) const = 0;
+  // Returns a tensor argument of the running operator, by its position, in the memory of the value that it reads.
+  using ReadTensor = c10::function_ref<at::Tensor(std::size_t position, const Geometry& geometry)>;
+  // Computes all parts in `memory` of the value that the operator writes. `generator` stands where a random fill
+  // begins. Raises `PartsDiffer` if their bits would differ from those in the whole.
+  virtual void run(const PlannedOperator& planned,
+                   const PartsMemory& memory,
+                   const at::Generator& generator,
+                   ReadTensor read) const = 0;
   // Raises `PartsDiffer` if the bits of `result` may be wrong because `node` computed it for a part, or with strides
   // other than the recorded ones.
   virtual void checkIsExact(const OpNode& node, const at::Tensor& result) const = 0;

@@ -1,6 +1,7 @@
 #include "demands.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include <ATen/core/enum_tag.h>
@@ -9,6 +10,7 @@
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/support/sizes.h"
 #include "part_rules.h"
+#include "value_parts.h"
 
 namespace torchext {
 
@@ -151,7 +153,7 @@ class DemandPass {
   }
   void request(const LiveValue& value, const std::optional<Box>& box);
   void requestAll(const LiveValue& value);
-  std::optional<RequestedParts> partsOf(const LiveOperator& live, std::size_t output) const;
+  NeededParts partsOf(const LiveOperator& live, std::size_t output) const;
 
   bool isRequested(const LiveOperator& live) const;
   void visit(const LiveOperator& live, PartRule rule);
@@ -237,11 +239,11 @@ void DemandPass::requestAll(const LiveValue& value) {
 }
 
 // Call it after all readers have been visited.
-std::optional<RequestedParts> DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
+NeededParts DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
   const RequestedBoxes& requested = requested_.of(live.place)[output];
   return requested.isAll()
-             ? std::nullopt
-             : std::optional{RequestedParts{requested.boxes(), chains_[chain_of_.of(live.place)[output]].device}};
+             ? nullptr
+             : std::make_shared<Boxes>(requested.boxes(), chains_[chain_of_.of(live.place)[output]].device);
 }
 
 // Returns false if only tensors without elements show the outputs.

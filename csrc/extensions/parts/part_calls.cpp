@@ -4,12 +4,14 @@
 #include <optional>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/isnan.h>
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/support/stack_utils.h"
 #include "../../libraries/fills/part_fill.h"
+#include "value_parts.h"
 
 namespace torchext {
 
@@ -50,8 +52,8 @@ void placePieces(const std::vector<std::optional<Piece>>& pieces,
   }
 }
 
-}  // namespace
-
+// Writes the elements in `ranges` to `result`, given the elements that are read for them: a tensor for each argument,
+// undefined if it is not read. Not for random fills.
 void computePart(const OpNode& node,
                  PartRule rule,
                  const IndexRanges& ranges,
@@ -79,6 +81,7 @@ void computePart(const OpNode& node,
   }
 }
 
+// Computes the bytes in `box` of the random fill `node` into `memory`, the bytes of the box.
 void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, const at::Generator& generator) {
   const Geometry& geometry = writtenGeometry(node);
   const auto itemsize = toSigned(geometry.dtype.itemsize());
@@ -100,6 +103,51 @@ void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, co
     fillParts(*fill.random, count, runs, engine);
   } else {
     fillParts(*fill.truncated, count, runs, engine);
+  }
+}
+
+// Returns the elements in `ranges` of an argument.
+Tensor argumentIn(const PlannedOperator& planned,
+                  std::size_t position,
+                  const IndexRanges& ranges,
+                  const Part& part,
+                  PartRules::ReadTensor read) {
+  const TensorArgument& argument = planned.node->tensors()[position];
+  if (argument.number) {
+    return at::native::wrapped_scalar_tensor(*argument.number);
+  }
+  if (argument.value == nullptr) {
+    return narrowed(argument.external->tensor(), ranges);
+  }
+  const Geometry geometry = narrowed(argument.geometry(), ranges);
+  const WrittenStorage& written = planned.node->written().front();
+  const bool is_written =
+      written.is_argument && isSameValue(*planned.node->tensors()[written.position].value, *argument.value);
+  return is_written ? part.tensor(geometry) : read(position, geometry);
+}
+
+}  // namespace
+
+void runForParts(const PlannedOperator& planned,
+                 const PartsMemory& memory,
+                 const at::Generator& generator,
+                 PartRules::ReadTensor read) {
+  const OpNode& node = *planned.node;
+  for (const Part& part : static_cast<const BoxesMemory&>(memory).parts()) {
+    if (planned.rule == PartRule::kRandomFill) {
+      fillPart(node, *part.box, part.storage, generator);
+      continue;
+    }
+    const auto ranges = Box{*part.box}.widenToElementsOf(writtenGeometry(node));
+    if (!ranges) {
+      continue;
+    }
+    const auto reads = readsForPart(node, planned.rule, *ranges);
+    std::vector<Tensor> arguments(reads.size());
+    for (const auto i : c10::irange(reads.size())) {
+      arguments[i] = reads[i] ? argumentIn(planned, i, *reads[i], part, read) : Tensor{};
+    }
+    computePart(node, planned.rule, *ranges, arguments, part.tensor(narrowed(writtenGeometry(node), *ranges)));
   }
 }
 

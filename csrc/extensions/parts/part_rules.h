@@ -19,10 +19,10 @@
 #include <ATen/core/MT19937RNGEngine.h>
 
 #include "../../core/deferred_init/graph/op_graph.h"
-#include "../../core/deferred_init/plan/grid.h"
 #include "../../core/deferred_init/plan/parts.h"
 #include "../../libraries/fills/random_fill.h"
 #include "../../libraries/fills/truncated_fill.h"
+#include "grid.h"
 
 namespace torchext {
 

@@ -15,6 +15,7 @@
 #include "part_calls.h"
 #include "part_rules.h"
 #include "plan_checks.h"
+#include "value_parts.h"
 
 namespace torchext {
 
@@ -45,7 +46,7 @@ std::size_t workspaceOf(const ReplayPlan& plan, const PlannedOperator& planned) 
   std::size_t largest = planned.writes.front().nbytes;
   if (is_for_parts) {  // one after the other
     largest = 0;
-    for (const Box& box : planned.writes.front().parts->boxes) {
+    for (const Box& box : boxesOf(*planned.writes.front().parts)) {
       largest = std::max(largest, box.nbytes());
     }
   }
@@ -96,25 +97,11 @@ class Rules final : public PartRules {
     checkPlan(plan);
   }
 
-  std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node,
-                                                       PartRule rule,
-                                                       const IndexRanges& ranges) const override {
-    return torchext::readsForPart(node, rule, ranges);
-  }
-
-  void compute(const OpNode& node,
-               PartRule rule,
-               const IndexRanges& ranges,
-               const std::vector<at::Tensor>& arguments,
-               const at::Tensor& result) const override {
-    computePart(node, rule, ranges, arguments, result);
-  }
-
-  void fill(const OpNode& node,
-            const Box& box,
-            const c10::Storage& memory,
-            const at::Generator& generator) const override {
-    fillPart(node, box, memory, generator);
+  void run(const PlannedOperator& planned,
+           const PartsMemory& memory,
+           const at::Generator& generator,
+           ReadTensor read) const override {
+    runForParts(planned, memory, generator, read);
   }
 
   void checkIsExact(const OpNode& node, const at::Tensor& result) const override {

@@ -9,6 +9,7 @@
 
 #include "../../core/support/sizes.h"
 #include "part_rules.h"
+#include "value_parts.h"
 
 namespace torchext {
 
@@ -31,12 +32,13 @@ bool isCovered(const PlannedValue& value, const Geometry& geometry) {
   if (!value.parts) {
     return true;
   }
-  if (value.parts->boxes.empty()) {
+  const auto& boxes = boxesOf(*value.parts);
+  if (boxes.empty()) {
     return !geometry.hasElements();
   }
-  const auto needed = value.parts->boxes.front().grid().boxOf(geometry);
-  return !needed || std::any_of(value.parts->boxes.begin(), value.parts->boxes.end(),
-                                [&needed](const Box& box) { return box.contains(*needed); });
+  const auto needed = boxes.front().grid().boxOf(geometry);
+  return !needed ||
+         std::any_of(boxes.begin(), boxes.end(), [&needed](const Box& box) { return box.contains(*needed); });
 }
 
 void checkReads(const ReplayPlan& plan, const PlannedOperator& planned) {
@@ -63,7 +65,7 @@ void checkParts(const ReplayPlan& plan, const PlannedOperator& planned) {
   const OpNode& node = *planned.node;
   TORCH_INTERNAL_ASSERT(planned.writes.size() == 1 && isForParts(planned.rule), node.op().operator_name(),
                         " cannot be run for a part.");
-  for (Box box : planned.writes.front().parts->boxes) {
+  for (Box box : boxesOf(*planned.writes.front().parts)) {
     const auto ranges =
         planned.rule == PartRule::kRandomFill ? std::nullopt : box.widenToElementsOf(writtenGeometry(node));
     const auto reads = ranges ? readsForPart(node, planned.rule, *ranges) : std::vector<std::optional<IndexRanges>>{};

@@ -5,9 +5,8 @@
 namespace torchext {
 
 bool Demand::isNothing() const {
-  return !outputs.empty() &&
-         std::all_of(outputs.begin(), outputs.end(),
-                     [](const std::optional<RequestedParts>& parts) { return parts && parts->boxes.empty(); });
+  return !outputs.empty() && std::all_of(outputs.begin(), outputs.end(),
+                                         [](const NeededParts& parts) { return parts && parts->areNone(); });
 }
 
 std::vector<Demand> wholeValues(const LiveGraph& graph) {

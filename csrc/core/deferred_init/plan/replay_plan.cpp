@@ -14,13 +14,9 @@ namespace torchext {
 namespace {
 
 // Returns the bytes that an output takes in memory.
-std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optional<RequestedParts>& parts) {
+std::size_t bytesHeld(const OpNode& node, std::size_t output, const NeededParts& parts) {
   if (parts) {
-    std::size_t sum = 0;
-    for (const Box& box : parts->boxes) {
-      sum += box.packedBytes();
-    }
-    return sum;
+    return parts->nbytes();
   }
   const WrittenStorage& written = node.written()[output];
   const bool keeps_size = written.is_argument && !written.was_resized;
@@ -28,15 +24,8 @@ std::size_t bytesHeld(const OpNode& node, std::size_t output, const std::optiona
 }
 
 // Returns true if a value with the parts `before` holds exactly `parts` among them.
-bool areAmong(const std::optional<RequestedParts>& before, const std::optional<RequestedParts>& parts) {
-  if (!before || !parts) {
-    return !before && !parts;
-  }
-  return std::all_of(parts->boxes.begin(), parts->boxes.end(), [&before](const Box& box) {
-    const auto found = std::find_if(before->boxes.begin(), before->boxes.end(),
-                                    [&box](const Box& other) { return other.contains(box); });
-    return found != before->boxes.end() && box.contains(*found);
-  });
+bool areAmong(const NeededParts& before, const NeededParts& parts) {
+  return before && parts ? parts->areAmong(*before) : !before && !parts;
 }
 
 }  // namespace
@@ -49,16 +38,7 @@ double PlannedOperator::share() const {
   if (way == Way::kNotAtAll || way == Way::kTakesOver) {
     return 0;
   }
-  if (way != Way::kParts) {
-    return 1;
-  }
-  std::size_t computed = 0;
-  std::size_t whole = 1;
-  for (const Box& box : writes.front().parts->boxes) {
-    computed += box.nbytes();
-    whole = box.grid().storageBytes();
-  }
-  return std::min(1.0, static_cast<double>(computed) / static_cast<double>(whole));
+  return way == Way::kParts ? writes.front().parts->share() : 1;
 }
 
 ReplayPlan::ReplayPlan(std::vector<StorageValuePtr> wanted, CacheUse cache)
@@ -99,7 +79,7 @@ void ReplayPlan::makeOperators() {
   for (const LiveOperator& live : graph_.operators) {
     Demand& demand = demands[live.place];
     if (as_recorded_[live.place]) {
-      demand = {PartRule::kNone, std::vector<std::optional<RequestedParts>>(demand.outputs.size())};
+      demand = {PartRule::kNone, std::vector<NeededParts>(demand.outputs.size())};
     }
     PlannedOperator planned{live.node, live.place, Way::kCall, demand.rule, live.arguments, {}, {}, {}};
     for (const auto i : c10::irange(demand.outputs.size())) {
@@ -203,15 +183,7 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
   if (source.nbytes != written.nbytes()) {
     return false;
   }
-  if (!source.parts) {
-    return geometry == written;
-  }
-  if (source.parts->boxes.size() != 1) {
-    return false;
-  }
-  const Box& box = source.parts->boxes.front();
-  const auto needed = box.grid().boxOf(geometry);
-  return (!needed || box.contains(*needed)) && box.shown(geometry) == written;
+  return source.parts ? source.parts->areOnlyPart(geometry, written) : geometry == written;
 }
 
 // Plans the elementwise operators that follow a fill, each the only reader of the result before it.

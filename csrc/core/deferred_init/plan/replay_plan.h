@@ -48,8 +48,8 @@ struct PlannedValue {
   Origin origin = Origin::kResult;
   // The argument that this memory belongs to, or is copied from.
   std::optional<std::size_t> argument;
-  // The computed parts, or nothing if the whole value is computed.
-  std::optional<RequestedParts> parts;
+  // The computed parts, or null if the whole value is computed.
+  NeededParts parts;
   // The bytes that it takes in memory.
   std::size_t nbytes = 0;
   // False if its dead bytes have arbitrary contents.

@@ -97,20 +97,12 @@ void naming(const OpNode& node, const Function& run) {
   }
 }
 
-// Layout-sensitive kernels get the recorded strides and alignment.
-Tensor tensorForKernel(
-    PartRule reader, const Parts& parts, const TensorArgument& argument, const Geometry& geometry, bool is_written) {
-  if (parts.empty()) {  // a tensor without elements needs no part
-    return geometry.makeEmptyTensor(argument.value->device());
-  }
-  const Part& part = partWith(parts, geometry);
-  if (reader != PartRule::kNone || hasRecordedLayout(part, geometry)) {
-    return tensorIn(part, geometry);
-  }
-  if (is_written) {
-    throw PartsDiffer{};
-  }
-  return alignedCopyOf(part, geometry);
+Tensor tensorIn(const ValueMemory& memory, PartRule reader, const Geometry& geometry, bool is_written) {
+  return memory.parts ? memory.parts->tensorFor(reader, geometry, is_written) : geometry.makeTensor(memory.whole);
+}
+
+Storage copyOf(const Storage& storage) {
+  return bytesAt(storage, 0, storage.nbytes()).clone().storage();
 }
 
 // CUDA kernels continue to run after their operator has returned.
@@ -140,7 +132,7 @@ Replay::Replay(const std::vector<StorageValuePtr>& wanted, Progress on_value, Ca
     : plan_{wanted, cache},
       on_value_{on_value},
       cache_{cache},
-      parts_{plan_.graph()},
+      memory_{plan_.graph()},
       is_done_(plan_.operators().size(), false),
       is_reported_(plan_.operators().size(), false) {}
 
@@ -164,12 +156,12 @@ std::vector<Storage> Replay::run() {
   std::vector<Storage> storages;
   storages.reserve(plan_.wanted().size());
   for (const LiveValue& value : plan_.wanted()) {
-    storages.push_back(value.hasWriter() ? parts_.of(value).front().storage : copyOf(value.value->constant()));
+    storages.push_back(value.hasWriter() ? memory_.of(value).whole : copyOf(value.value->constant()));
   }
   cacheWanted(storages);
   for (const LiveValue& value : plan_.wanted()) {
     if (value.hasWriter()) {
-      parts_.of(value).clear();
+      memory_.of(value) = {};
     }
   }
   // A kernel may keep a reference to its result.
@@ -211,8 +203,8 @@ std::size_t Replay::restartWithoutParts(std::size_t place) {
   plan_ = plan_.withoutParts(place);
   for (const std::size_t one : connected) {
     is_done_[one] = false;
-    for (Parts& parts : parts_.of(one)) {
-      parts.clear();
+    for (ValueMemory& memory : memory_.of(one)) {
+      memory = {};
     }
   }
   return connected.front();
@@ -255,17 +247,17 @@ bool Replay::takeOver(const PlannedOperator& planned) {
     return false;
   }
   const PlannedValue& written = planned.writes.front();
-  Parts& source = parts_.of(planned.reads[*written.argument]);
-  if (source.front().storage.use_count() != 1 || source.front().storage.nbytes() != written.nbytes) {
+  const Storage& source = memory_.of(planned.reads[*written.argument]).only();
+  if (source.use_count() != 1 || source.nbytes() != written.nbytes) {
     return false;  // a kernel kept its result, or returned more
   }
-  parts_.of(planned.place).front() = {{source.front().storage, std::nullopt}};
+  memory_.of(planned.place).front() = {source, nullptr};
   return true;
 }
 
 void Replay::runOnce(const PlannedOperator& planned) {
   const OpNode& node = *planned.node;
-  const std::vector<Parts> writable = writableParts(planned);
+  const std::vector<ValueMemory> writable = writableMemory(planned);
   const std::vector<Tensor> tensors = makeArguments(planned, writable);
   Stack stack = node.arguments(tensors);
   const bool has_run_steps = !planned.steps.empty() && fillWithSteps(planned, stack);
@@ -297,7 +289,7 @@ bool Replay::fillWithSteps(const PlannedOperator& planned, Stack& stack) {
   }
   auto results = hooks().parts->fillWithSteps(*planned.node, stack, tape_.moveTo(*planned.node->tape()), steps);
   for (const auto i : c10::irange(results ? results->size() : 0)) {
-    parts_.of(planned.steps[i]).front() = {{std::move((*results)[i]), std::nullopt}};
+    memory_.of(planned.steps[i]).front() = {std::move((*results)[i]), nullptr};
   }
   return results.has_value();
 }
@@ -321,52 +313,29 @@ void Replay::call(const OpNode& node, Stack& stack) {
 }
 
 void Replay::runForParts(const PlannedOperator& planned) {
-  Parts parts = writablePartsOf(planned, 0);
-  for (const Part& part : parts) {
-    computePartOf(planned, part);
-  }
-  parts_.of(planned.place).front() = std::move(parts);
-}
-
-void Replay::computePartOf(const PlannedOperator& planned, const Part& part) {
-  const OpNode& node = *planned.node;
-  if (planned.rule == PartRule::kRandomFill) {
-    hooks().parts->fill(node, *part.box, part.storage, tape_.placedAt(*node.tape()));
-    return;
-  }
-  const auto ranges = Box{*part.box}.widenToElementsOf(writtenGeometry(node));
-  if (!ranges) {
-    return;
-  }
-  const std::vector<Parts> writable{{part}};
-  const auto reads = hooks().parts->readsForPart(node, planned.rule, *ranges);
-  std::vector<Tensor> arguments(reads.size());
-  for (const auto i : c10::irange(reads.size())) {
-    if (reads[i]) {
-      arguments[i] = makeArgument(planned, i, &*reads[i], writable);
-    }
-  }
-  const Geometry written = narrowed(writtenGeometry(node), *ranges);
-  hooks().parts->compute(node, planned.rule, *ranges, arguments, tensorIn(part, written));
+  ValueMemory memory = writableMemoryOf(planned, 0);
+  const bool is_fill = planned.rule == PartRule::kRandomFill;
+  hooks().parts->run(
+      planned, *memory.parts, is_fill ? tape_.placedAt(*planned.node->tape()) : at::Generator{},
+      [&](std::size_t position, const Geometry& geometry) { return readTensor(planned, position, geometry); });
+  memory_.of(planned.place).front() = std::move(memory);
 }
 
 // ---- Arguments ----
 
-std::vector<Tensor> Replay::makeArguments(const PlannedOperator& planned, const std::vector<Parts>& writable) {
+std::vector<Tensor> Replay::makeArguments(const PlannedOperator& planned, const std::vector<ValueMemory>& writable) {
   std::vector<Tensor> tensors;
   tensors.reserve(planned.reads.size());
   for (const auto i : c10::irange(planned.reads.size())) {
     const auto& same_as = planned.node->tensors()[i].same_as;
-    tensors.push_back(same_as ? tensors[*same_as] : makeArgument(planned, i, nullptr, writable));
+    tensors.push_back(same_as ? tensors[*same_as] : makeArgument(planned, i, writable));
   }
   return tensors;
 }
 
-// Restricted to the elements in `ranges`, unless null.
 Tensor Replay::makeArgument(const PlannedOperator& planned,
                             std::size_t index,
-                            const IndexRanges* ranges,
-                            const std::vector<Parts>& writable) {
+                            const std::vector<ValueMemory>& writable) {
   const TensorArgument& argument = planned.node->tensors()[index];
   if (argument.device) {
     return argument.geometry().makeEmptyTensor(*argument.device);
@@ -375,60 +344,56 @@ Tensor Replay::makeArgument(const PlannedOperator& planned,
     return at::native::wrapped_scalar_tensor(*argument.number);
   }
   if (argument.value == nullptr) {
-    return ranges == nullptr ? argument.external->tensor() : narrowed(argument.external->tensor(), *ranges);
+    return argument.external->tensor();
   }
-  const Geometry geometry = ranges == nullptr ? argument.geometry() : narrowed(argument.geometry(), *ranges);
   const auto& written = planned.node->written();
   for (const auto i : c10::irange(written.size())) {
     if (written[i].is_argument && isSameValue(*planned.node->tensors()[written[i].position].value, *argument.value)) {
-      return tensorForKernel(planned.rule, writable[i], argument, geometry, /*is_written=*/true);
+      return tensorIn(writable[i], planned.rule, argument.geometry(), /*is_written=*/true);
     }
   }
-  const LiveValue& read = planned.reads[index];
-  if (read.value != nullptr) {
-    return tensorForKernel(planned.rule, partsOf(read), argument, geometry, /*is_written=*/false);
-  }
-  return geometry.hasElements() ? geometry.makeTensor(argument.value->makeEmptyStorage())
-                                : geometry.makeEmptyTensor(argument.value->device());
+  return readTensor(planned, index, argument.geometry());
 }
 
-Parts Replay::partsOf(const LiveValue& value) const {
-  return value.hasWriter() ? parts_.of(value) : Parts{{value.value->constant(), std::nullopt}};
+Tensor Replay::readTensor(const PlannedOperator& planned, std::size_t index, const Geometry& geometry) const {
+  const LiveValue& read = planned.reads[index];
+  if (read.value != nullptr) {
+    return tensorIn(memoryOf(read), planned.rule, geometry, /*is_written=*/false);
+  }
+  const StorageValue& value = *planned.node->tensors()[index].value;
+  return geometry.hasElements() ? geometry.makeTensor(value.makeEmptyStorage())
+                                : geometry.makeEmptyTensor(value.device());
+}
+
+ValueMemory Replay::memoryOf(const LiveValue& value) const {
+  return value.hasWriter() ? memory_.of(value) : ValueMemory{value.value->constant(), nullptr};
 }
 
 // ---- Written memory ----
 
 // The storages that an operator writes are made writable first, because several arguments may show one.
-std::vector<Parts> Replay::writableParts(const PlannedOperator& planned) {
-  std::vector<Parts> writable;
+std::vector<ValueMemory> Replay::writableMemory(const PlannedOperator& planned) {
+  std::vector<ValueMemory> writable;
   for (const auto i : c10::irange(planned.writes.size())) {
-    writable.push_back(planned.node->written()[i].is_argument ? writablePartsOf(planned, i) : Parts{});
+    writable.push_back(planned.node->written()[i].is_argument ? writableMemoryOf(planned, i) : ValueMemory{});
   }
   return writable;
 }
 
-Parts Replay::writablePartsOf(const PlannedOperator& planned, std::size_t output) {
+ValueMemory Replay::writableMemoryOf(const PlannedOperator& planned, std::size_t output) {
   const PlannedValue& written = planned.writes[output];
   const WrittenStorage& storage = planned.node->written()[output];
   const LiveValue before = storage.is_argument ? planned.reads[storage.position] : LiveValue{};
   const bool is_in_place = written.origin == Origin::kInPlace || written.origin == Origin::kResized;
-  Parts parts;
-  if (before.value == nullptr && !written.parts) {
-    parts.push_back({planned.node->tensors()[storage.position].value->makeEmptyStorage(), std::nullopt});
-  } else if (before.value == nullptr) {
-    for (const Box& box : written.parts->boxes) {
-      parts.push_back({makeStorage(box.packedBytes(), written.parts->device), box});
-    }
-  } else if (!written.parts) {
-    const Storage source = partsOf(before).front().storage;
-    parts.push_back({is_in_place ? source : copyOf(source), std::nullopt});
-  } else {
-    const Parts source = partsOf(before);
-    for (const Box& box : written.parts->boxes) {
-      parts.push_back(is_in_place ? partWith(source, box) : cutOut(partWith(source, box), box));
-    }
+  if (before.value == nullptr) {
+    return written.parts ? ValueMemory{{}, written.parts->makeMemory()}
+                         : ValueMemory{planned.node->tensors()[storage.position].value->makeEmptyStorage(), nullptr};
   }
-  return parts;
+  const ValueMemory source = memoryOf(before);
+  if (written.parts) {
+    return {{}, is_in_place ? written.parts->inPlace(source) : written.parts->copyOf(source)};
+  }
+  return {is_in_place ? source.only() : copyOf(source.only()), nullptr};
 }
 
 // ---- Written values ----
@@ -436,21 +401,20 @@ Parts Replay::writablePartsOf(const PlannedOperator& planned, std::size_t output
 void Replay::storeOutputs(const PlannedOperator& planned,
                           const std::vector<Tensor>& arguments,
                           const Stack& results,
-                          const std::vector<Parts>& writable) {
+                          const std::vector<ValueMemory>& writable) {
   const OpNode& node = *planned.node;
   const std::vector<Tensor> returned = returnedTensors(results);
   for (const auto i : c10::irange(planned.writes.size())) {
     if (planned.writes[i].value == nullptr) {
       continue;  // not read
     }
-    Parts& parts = parts_.of(planned.place)[i];
+    ValueMemory& memory = memory_.of(planned.place)[i];
     const WrittenStorage& written = node.written()[i];
     if (written.is_argument) {
       const Tensor& argument = arguments[written.position];
-      parts = writable[i];
-      if (!parts.empty() && !parts.front().box) {
-        parts.front().storage =
-            written.was_resized ? storageAsPromised(written.geometry(), argument) : argument.storage();
+      memory = writable[i];
+      if (!memory.parts) {
+        memory.whole = written.was_resized ? storageAsPromised(written.geometry(), argument) : argument.storage();
       }
       continue;
     }
@@ -462,7 +426,7 @@ void Replay::storeOutputs(const PlannedOperator& planned,
     const bool is_shared = std::any_of(arguments.begin(), arguments.end(), [&storage](const Tensor& argument) {
       return argument.has_storage() && isSameStorage(argument.storage(), storage);
     });
-    parts = {{is_shared ? copyOf(storage) : std::move(storage), std::nullopt}};
+    memory = {is_shared ? copyOf(storage) : std::move(storage), nullptr};
   }
 }
 
@@ -475,16 +439,16 @@ void Replay::finish(const PlannedOperator& planned) {
       cacheValue(value);
     }
     if (!used.is_wanted || drops_wanted_) {
-      parts_.of(value).clear();
+      memory_.of(value) = {};
     }
   }
 }
 
 // Adds it at once, so that memory of older entries can be freed. A kernel may still write memory that it kept.
 void Replay::cacheValue(const LiveValue& value) {
-  const Parts& parts = parts_.of(value);
-  if (parts.size() == 1 && !parts.front().box && parts.front().storage.use_count() == 1) {
-    cacheComputed(*value.value, parts.front().storage);
+  const Storage& storage = memory_.of(value).whole;
+  if (storage && storage.use_count() == 1) {
+    cacheComputed(*value.value, storage);
   }
 }
 

@@ -8,9 +8,9 @@
 #include <torchext/macros.h>
 
 #include "../graph/op_graph.h"
+#include "../plan/parts.h"
 #include "../plan/replay_plan.h"
 #include "../random/tape.h"
-#include "value_parts.h"
 
 namespace torchext {
 
@@ -56,23 +56,20 @@ class TORCHEXT_API Replay {
   bool takeOver(const PlannedOperator& planned);
   bool readsParts(const PlannedOperator& planned) const;
   void runForParts(const PlannedOperator& planned);
-  void computePartOf(const PlannedOperator& planned, const Part& part);
 
-  std::vector<at::Tensor> makeArguments(const PlannedOperator& planned, const std::vector<Parts>& writable);
-  at::Tensor makeArgument(const PlannedOperator& planned,
-                          std::size_t index,
-                          const IndexRanges* ranges,
-                          const std::vector<Parts>& writable);
+  std::vector<at::Tensor> makeArguments(const PlannedOperator& planned, const std::vector<ValueMemory>& writable);
+  at::Tensor makeArgument(const PlannedOperator& planned, std::size_t index, const std::vector<ValueMemory>& writable);
+  at::Tensor readTensor(const PlannedOperator& planned, std::size_t index, const Geometry& geometry) const;
 
   // Returns the memory for the next value of each storage that an operator writes.
-  std::vector<Parts> writableParts(const PlannedOperator& planned);
-  Parts writablePartsOf(const PlannedOperator& planned, std::size_t output);
-  Parts partsOf(const LiveValue& value) const;
+  std::vector<ValueMemory> writableMemory(const PlannedOperator& planned);
+  ValueMemory writableMemoryOf(const PlannedOperator& planned, std::size_t output);
+  ValueMemory memoryOf(const LiveValue& value) const;
 
   void storeOutputs(const PlannedOperator& planned,
                     const std::vector<at::Tensor>& arguments,
                     const torch::jit::Stack& results,
-                    const std::vector<Parts>& writable);
+                    const std::vector<ValueMemory>& writable);
   void finish(const PlannedOperator& planned);
   void cacheValue(const LiveValue& value);
   void cacheWanted(const std::vector<c10::Storage>& storages) const;
@@ -81,8 +78,8 @@ class TORCHEXT_API Replay {
   ReplayPlan plan_;
   Progress on_value_;
   const CacheUse cache_;
-  // The parts of each value that are computed and still needed: NOTE [Demand by parts].
-  PerOutput<Parts> parts_;
+  // The values that are computed and still needed.
+  PerOutput<ValueMemory> memory_;
   // True for operators that have run, maybe together with an earlier one.
   std::vector<bool> is_done_;
   // True for operators whose outputs were reported to `on_value_`.

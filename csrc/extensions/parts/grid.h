@@ -22,11 +22,24 @@
 #include <ATen/core/Tensor.h>
 #include <torchext/macros.h>
 
-#include "../../hooks/hooks.h"
-#include "../../support/sizes.h"
-#include "../graph/op_graph.h"
+#include "../../core/deferred_init/graph/op_graph.h"
+#include "../../core/support/sizes.h"
 
 namespace torchext {
+
+// The indices `first`, `first + step`, and so on, below `last`. If there are some, then `last - 1` is one of them.
+struct IndexRange {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  std::int64_t step = 1;
+
+  std::int64_t count() const noexcept {
+    return (last - first + step - 1) / step;
+  }
+};
+
+// A range of each dimension of a tensor.
+using IndexRanges = std::vector<IndexRange>;
 
 // Returns the indices of `range` in [begin, end).
 IndexRange within(const IndexRange& range, std::int64_t begin, std::int64_t end);
