@@ -23,6 +23,9 @@
 #include "memory/memory_counter.h"
 #include "parts/parts_hook.h"
 #include "placement/placed.h"
+#include "replay/computed_values.h"
+#include "replay/external_values.h"
+#include "replay/replay_memory.h"
 #include "support/allocation_limit.h"
 #include "tapes/philox_tape.h"
 #include "tapes/replay_fill.h"
@@ -67,6 +70,9 @@ void testAllocations(bool (*is_broken)(std::string_view what) noexcept) {
     return replayFill(op, stack, generator);
   };
   registerPartRules();
+  registerComputedValues();
+  registerExternalValues();
+  registerReplayMemory();
   registerPlacements();
   registerMarks();
   registerOrigins();

@@ -1,16 +1,16 @@
 #include "../core/deferred_init/deferred_init.h"
-#include "../core/deferred_init/graph/digest.h"
 #include "../core/fake/fake.h"
 #include "../core/marks/source_lines.h"
 #include "../core/support/leases.h"
 #include "../core/support/locks.h"
-#include "../core/support/recycled_memory.h"
+#include "../extensions/digests/digest.h"
 #include "../extensions/digests/recording_digest.h"
 #include "../extensions/placement/adopt.h"
 #include "../extensions/placement/placed.h"
 #include "../extensions/placement/recorded_value.h"
 #include "../extensions/placement/retained.h"
 #include "../extensions/tapes/draws.h"
+#include "../libraries/support/recycled_memory.h"
 
 #include <algorithm>
 #include <memory>

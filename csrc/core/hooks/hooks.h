@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -470,6 +471,7 @@ class Collectives {
 class OpNode;
 class PartsMemory;
 class ReplayPlan;
+class StorageValue;
 class Tape;
 struct Demand;
 struct Geometry;
@@ -541,6 +543,45 @@ class PartRules {
 // and replaces them by the result. Returns false, without an effect, otherwise. Null without an extension. Called with
 // `kReplay` held, and `kDraws` while recording.
 using ReplayFill = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
+
+// Returns memory of the CPU with arbitrary contents for a replay, `nbytes` of at least 64 KiB. Null without an
+// extension: then PyTorch's allocator makes it.
+using MakeMemory = c10::Storage (*)(std::size_t nbytes);
+
+// Values that were computed for a read, from which later replays begin. Null without an extension: then each begins
+// with the recorded operators. Called with `kReplay` held.
+class ComputedValues {
+ public:
+  constexpr ComputedValues() = default;
+  C10_DISABLE_COPY_AND_ASSIGN(ComputedValues);
+
+  // Returns false for values that are too large to keep.
+  virtual bool mayKeep(const StorageValue& value) const = 0;
+  // Keeps `storage`, which must not be written again, as the bytes of `value`.
+  virtual void keep(const StorageValue& value, c10::Storage storage) const = 0;
+
+ protected:
+  ~ComputedValues() = default;
+};
+
+// Returns true as long as memory has not changed. Reads it.
+using IsUnchanged = std::function<bool()>;
+
+// The values of real tensors that recorded operators read: NOTE [The value at recording time]. Null without an
+// extension: then each tensor is copied. Called without locks, on any thread.
+class ExternalValues {
+ public:
+  constexpr ExternalValues() = default;
+  C10_DISABLE_COPY_AND_ASSIGN(ExternalValues);
+
+  // Returns a storage that holds `bytes` from `offset` on, and that may be shared by equal tensors.
+  virtual c10::Storage copyOf(const at::Tensor& bytes, std::size_t offset) const = 0;
+  // The result keeps the memory of `tensor` alive, which must be strided and have memory.
+  virtual IsUnchanged watch(const at::Tensor& tensor) const = 0;
+
+ protected:
+  ~ExternalValues() = default;
+};
 
 // Materializes tensors in another way. Returns false, without an effect, for the usual way. Null without an extension.
 using MaterializeTensors = bool (*)(at::ArrayRef<at::Tensor> tensors);
@@ -623,6 +664,9 @@ struct Hooks {
   MemoryCounter* memory = nullptr;
   const PartRules* parts = nullptr;
   ReplayFill replay_fill = nullptr;
+  MakeMemory make_memory = nullptr;
+  const ComputedValues* computed_values = nullptr;
+  const ExternalValues* external_values = nullptr;
   MaterializeTensors materialize = nullptr;
   // The kinds of generators, by device type. Null for copies of generators: NOTE [The tape of a generator].
   std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> tapes{};

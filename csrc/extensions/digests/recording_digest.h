@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torchext/macros.h>
 
-#include "../../core/deferred_init/graph/digest.h"
+#include "digest.h"
 
 namespace torchext {
 

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "../../core/support/fresh_pages.h"
 #include "../../core/support/sizes.h"
-#include "../../core/support/threads.h"
+#include "../support/fresh_pages.h"
+#include "../support/threads.h"
 #include "fill_method.h"
 #include "pieces.h"
 #include "slices.h"

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "../../core/support/sizes.h"
-#include "../../core/support/threads.h"
+#include "../support/threads.h"
 #include "fill_method.h"
 #include "mt19937_jump.h"
 #include "pieces.h"

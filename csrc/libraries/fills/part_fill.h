@@ -9,7 +9,7 @@
 #include <c10/util/ArrayRef.h>
 #include <torchext/macros.h>
 
-#include "../../core/support/fresh_pages.h"
+#include "../support/fresh_pages.h"
 #include "random_fill.h"
 #include "truncated_fill.h"
 

@@ -5,7 +5,7 @@
 #include <ATen/ops/normal_ops.h>
 #include <ATen/ops/uniform_ops.h>
 
-#include "../../core/support/kernels_only.h"
+#include "../support/kernels_only.h"
 
 namespace torchext {
 

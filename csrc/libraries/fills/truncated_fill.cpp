@@ -12,7 +12,7 @@
 #include <c10/util/Half.h>
 
 #include "../../core/support/sizes.h"
-#include "../../core/support/threads.h"
+#include "../support/threads.h"
 #include "exactness.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"

@@ -2,7 +2,6 @@
 // generator are compared with those of eager execution.
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -131,16 +130,9 @@ void realTensorsCountAsRecorded() {
   };
   const std::vector<Tensor> made = deferred(construct);
   small.zero_();
-  EXPECT(torchext::evaluate(made[0]).equal(at::ones({4})));
   large.zero_();
-  std::string message;
-  try {
-    torchext::materialize({made[1]});
-  } catch (const std::exception& error) {
-    message = error.what();
-  }
-  EXPECT(message.find("has been changed in place since") != std::string::npos);
-  EXPECT(isDeferred(made[1]));
+  EXPECT(torchext::evaluate(made[0]).equal(at::ones({4})));
+  EXPECT(torchext::evaluate(made[1]).equal(at::ones({1 << 19})));
 }
 
 void operatorsThatReadRunAtOnce() {

@@ -1,16 +1,11 @@
 #include "external_tensor.h"
 
 #include <cstdint>
-#include <iterator>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include <ATen/ops/clone.h>
-#include <ATen/ops/empty.h>
 
 #include "../../fake/fake.h"
-#include "../../support/locks.h"
+#include "../../hooks/hooks.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/sizes.h"
 #include "../state/real_dispatch.h"
@@ -39,79 +34,14 @@ struct Span {
   std::size_t nbytes;
 };
 
-// The storages that small tensors were copied to, for as long as a recording refers to them. They are never written.
-class SharedCopies {
- public:
-  // Returns a storage that holds `bytes` from `offset` on. Threads that request equal bytes at the same time may get
-  // separate copies.
-  Storage of(const Tensor& bytes, std::size_t offset);
-
- private:
-  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-  static bool holds(const Storage& storage, const Tensor& bytes, std::size_t offset);
-  // Only references are taken and kept under the lock. No tensor is made, read or freed under it: a tracker of real
-  // memory takes locks for that.
-  std::vector<Storage> storagesWith(std::uint64_t key);
-  void add(std::uint64_t key, const Storage& copy);
-  void dropFreed();
-
-  std::unordered_multimap<std::uint64_t, WeakStorage> copies_;
-  // The number of entries above which entries of freed storages are dropped.
-  std::size_t limit_ = 64;
-};
-
-bool SharedCopies::holds(const Storage& storage, const Tensor& bytes, std::size_t offset) {
-  return storage.device() == bytes.device() && storage.nbytes() == offset + bytes.nbytes() &&
-         bytesAt(storage, offset, bytes.nbytes()).equal(bytes);
-}
-
-Storage SharedCopies::of(const Tensor& bytes, std::size_t offset) {
-  const std::uint64_t key = digestOf(bytes).low ^ offset;
-  for (const Storage& known : storagesWith(key)) {
-    if (holds(known, bytes, offset)) {
-      return known;
-    }
+// Returns a storage that holds `bytes` from `offset` on.
+Storage storageOf(const Tensor& bytes, std::size_t offset) {
+  if (hooks().external_values != nullptr) {
+    return hooks().external_values->copyOf(bytes, offset);
   }
-  const auto size = toSigned(offset + bytes.nbytes());
-  Storage copy = at::empty({size}, at::TensorOptions(c10::kByte).device(bytes.device())).storage();
+  Storage copy = makeStorage(offset + bytes.nbytes(), bytes.device());
   bytesAt(copy, offset, bytes.nbytes()).copy_(bytes);
-  add(key, copy);
   return copy;
-}
-
-std::vector<Storage> SharedCopies::storagesWith(std::uint64_t key) {
-  std::vector<Storage> found;
-  const Locked lock{LockRank::kSharedCopies};
-  const auto [begin, end] = copies_.equal_range(key);
-  for (auto entry = begin; entry != end; ++entry) {
-    if (Storage known{entry->second.lock()}) {
-      found.push_back(std::move(known));
-    }
-  }
-  return found;
-}
-
-void SharedCopies::add(std::uint64_t key, const Storage& copy) {
-  const Locked lock{LockRank::kSharedCopies};
-  dropFreed();
-  copies_.emplace(key, copy.getWeakStorageImpl());
-}
-
-void SharedCopies::dropFreed() {
-  if (copies_.size() < limit_) {
-    return;
-  }
-  for (auto entry = copies_.begin(); entry != copies_.end();) {
-    entry = entry->second.expired() ? copies_.erase(entry) : std::next(entry);
-  }
-  limit_ = 2 * copies_.size() + 64;
-}
-
-// Leaked, since recordings may be made until the process ends.
-SharedCopies& sharedCopies() {
-  static auto* copies = new SharedCopies;
-  return *copies;
 }
 
 // Kernels may round differently depending on the alignment of their operands, so the copy keeps the alignment.
@@ -128,7 +58,7 @@ Tensor copyOf(const Tensor& tensor, const Span& span) {
   const std::size_t offset = alignmentOffset(tensor);
   Geometry geometry = Geometry::of(tensor);
   geometry.storage_offset = toSigned(offset / tensor.itemsize());
-  return geometry.makeTensor(sharedCopies().of(bytesAt(tensor.storage(), span.begin, span.nbytes), offset));
+  return geometry.makeTensor(storageOf(bytesAt(tensor.storage(), span.begin, span.nbytes), offset));
 }
 
 Tensor cloneOf(const Tensor& tensor) {
@@ -159,8 +89,8 @@ ExternalTensor::ExternalTensor(const Tensor& tensor) {
   if (!showsMemory(tensor)) {
     const bool has_handler = tensor.key_set().has(DispatchKey::Python);
     tensor_ = has_handler ? tensor : aliasOf(tensor);
-    if (has_handler && hasMemory(tensor)) {
-      digest_ = digestOf(memoryOf(tensor));
+    if (has_handler && hasMemory(tensor) && hooks().external_values != nullptr) {
+      is_unchanged_ = hooks().external_values->watch(memoryOf(tensor));
     } else if (has_handler && !tensor.is_inference()) {
       version_ = tensor._version();
     }
@@ -170,11 +100,12 @@ ExternalTensor::ExternalTensor(const Tensor& tensor) {
     TORCH_CHECK(holdsItsElements(tensor), "A real tensor of shape ", tensor.sizes(),
                 " is read by a recorded operator, but its storage has only ", tensor.storage().nbytes(),
                 " bytes: its memory has been freed. Read it before it is freed.");
-    if (const Span span{tensor}; span.nbytes <= kMaxCopiedBytes) {
+    const Span span{tensor};
+    if (span.nbytes <= kMaxCopiedBytes || hooks().external_values == nullptr) {
       tensor_ = copyOf(tensor, span);
     } else {
       tensor_ = aliasOf(tensor);
-      digest_ = digestOf(tensor);
+      is_unchanged_ = hooks().external_values->watch(memoryOf(tensor_));
     }
   }
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -193,13 +124,13 @@ void ExternalTensor::check(const c10::OperatorName& op) const {
                 "Materialize before changing the tensor, or pass `tensor.clone()` to the operator.");
   };
   check_unchanged(!version_ || tensor_._version() == *version_);
-  if (!digest_) {
+  if (!is_unchanged_) {
     return;
   }
   TORCH_CHECK(holdsItsElements(tensor_), "`", op, "` was recorded with a real tensor of shape ", tensor_.sizes(),
               " whose memory has been freed since, so the recorded result cannot be computed any more. Materialize "
               "before freeing it, or pass `tensor.clone()` to the operator.");
-  check_unchanged(digestOf(memoryOf(tensor_)) == *digest_);
+  check_unchanged(is_unchanged_());
 }
 
 }  // namespace torchext

@@ -8,10 +8,11 @@
 // kernel of batch normalization write without counting, NumPy, DLPack and `UntypedStorage` bypass it, and inference
 // tensors have no counter. So the bytes are compared:
 //
-//   * Up to kMaxCopiedBytes are copied. Equal copies are shared, so a table that every layer reads is kept once.
-//   * Larger tensors are not copied, because recording would cost the memory that it is meant to save. The graph keeps
-//     the memory itself and a digest of its contents; an operator that finds another digest is not replayed. Taking
-//     the digest reads the memory once at recording and once at replay.
+//   * Up to kMaxCopiedBytes are copied. With the hook `ExternalValues`, equal copies are shared, so a table that every
+//     layer reads is kept once.
+//   * Larger tensors are not copied with the hook, because recording would cost the memory that it is meant to save.
+//     The graph keeps the memory itself and a digest of its contents; an operator that finds another digest is not
+//     replayed. Taking the digest reads the memory once at recording and once at replay.
 //   * For tensors with a `__torch_dispatch__`, the digest is taken at any size: a copy would have another class.
 //     Wrappers have no memory, and only their version counter can show a change.
 
@@ -22,7 +23,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
 
-#include "digest.h"
+#include "../../hooks/hooks.h"
 
 namespace torchext {
 
@@ -46,8 +47,8 @@ class ExternalTensor {
 
  private:
   at::Tensor tensor_;
-  // The digest at recording time. Unset if no other code can write the memory, or if there is no memory to read.
-  std::optional<Digest> digest_;
+  // Empty if no other code can write the memory, or if there is no memory to read.
+  IsUnchanged is_unchanged_;
   // The version of a wrapper, which has no memory.
   std::optional<std::int64_t> version_;
 };

@@ -17,11 +17,10 @@
 
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
+#include "../../hooks/hooks.h"
 #include "../../marks/source_lines.h"
-#include "../../support/fresh_pages.h"
 #include "../../support/plain_tensors.h"
 #include "../../support/recently_shared.h"
-#include "../../support/recycled_memory.h"
 #include "../../support/stack_utils.h"
 
 namespace torchext {
@@ -185,22 +184,17 @@ Tensor Geometry::makeTensor(Storage storage) const {
 }
 
 Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
-  constexpr std::size_t kMinRecycledBytes = std::size_t{64} << 10U;
-  RecycledMemory* recycled = RecycledMemory::current();
-  if (recycled != nullptr && nbytes >= kMinRecycledBytes && device.is_cpu() && !is_pinned) {
-    return recycled->makeStorage(nbytes);
+  constexpr std::size_t kSmall = std::size_t{64} << 10U;
+  const bool is_plain = device.is_cpu() && !is_pinned;
+  if (is_plain && nbytes >= kSmall && hooks().make_memory != nullptr) {
+    return hooks().make_memory(nbytes);
   }
-  if (nbytes < kMinRecycledBytes && device.is_cpu() && !is_pinned &&
-      !at::globalContext().deterministicAlgorithms()) {  // as `at::empty()`, without the dispatcher
-    c10::Allocator* const allocator = c10::GetCPUAllocator();
+  if (is_plain && nbytes < kSmall && !at::globalContext().deterministicAlgorithms()) {
+    c10::Allocator* const allocator = c10::GetCPUAllocator();  // as `at::empty()`, without the dispatcher
     return {c10::Storage::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, /*resizable=*/true};
   }
   const auto options = at::TensorOptions().dtype(c10::kByte).device(device).pinned_memory(is_pinned);
-  const Tensor bytes = at::empty({toSigned(nbytes)}, options);
-  if (device.is_cpu() && !is_pinned) {
-    preferHugePages(bytes.mutable_data_ptr(), nbytes);
-  }
-  return bytes.storage();
+  return at::empty({toSigned(nbytes)}, options).storage();
 }
 
 Tensor bytesAt(const c10::Storage& storage, std::size_t begin, std::size_t nbytes) {

@@ -178,7 +178,7 @@ class StorageValue final : public Provenance, public std::enable_shared_from_thi
     is_current_.store(false, std::memory_order_relaxed);
   }
 
-  // A constant with the same bytes, or null: computed_values.h. The caller holds the lock of replays.
+  // A constant with the same bytes, or null: `ComputedValues`. The caller holds the lock of replays.
   const std::shared_ptr<StorageValue>& computed() const noexcept {
     return computed_;
   }

@@ -6,7 +6,6 @@
 #include <c10/util/irange.h>
 
 #include "../../support/sizes.h"
-#include "../graph/computed_values.h"
 #include "replay_order.h"
 
 namespace torchext {
@@ -31,7 +30,8 @@ bool areAmong(const NeededParts& before, const NeededParts& parts) {
 }  // namespace
 
 bool shouldCache(const StorageValue& value) {
-  return value.isCurrent() && fitsCache(value);
+  const ComputedValues* computed = hooks().computed_values;
+  return computed != nullptr && value.isCurrent() && computed->mayKeep(value);
 }
 
 double PlannedOperator::share() const {

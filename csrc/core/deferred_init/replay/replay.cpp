@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ATen/ScalarOps.h>
+#include <ATen/ops/clone.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 
@@ -18,7 +19,6 @@
 #include "../../support/locks.h"
 #include "../../support/no_warnings.h"
 #include "../../support/stack_utils.h"
-#include "../graph/computed_values.h"
 #include "call_settings.h"
 
 namespace torchext {
@@ -448,7 +448,7 @@ void Replay::finish(const PlannedOperator& planned) {
 void Replay::cacheValue(const LiveValue& value) {
   const Storage& storage = memory_.of(value).whole;
   if (storage && storage.use_count() == 1) {
-    cacheComputed(*value.value, storage);
+    hooks().computed_values->keep(*value.value, storage);
   }
 }
 
@@ -457,7 +457,7 @@ void Replay::cacheWanted(const std::vector<Storage>& storages) const {
   for (const auto i : c10::irange(storages.size())) {
     const LiveValue& value = plan_.wanted()[i];
     if (cache_ == CacheUse::kReadsAndWrites && value.hasWriter() && shouldCache(*value.value)) {
-      cacheComputed(*value.value, copyOf(storages[i]));
+      hooks().computed_values->keep(*value.value, copyOf(storages[i]));
     }
   }
 }

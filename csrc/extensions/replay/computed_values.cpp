@@ -6,6 +6,9 @@
 #include <numeric>
 #include <utility>
 
+#include "../../core/deferred_init/graph/op_graph.h"
+#include "../../core/hooks/hooks.h"
+
 namespace torchext {
 
 namespace {
@@ -67,16 +70,26 @@ ComputedCache& computedCache() {
   return *all;
 }
 
+class Kept final : public ComputedValues {
+ public:
+  constexpr Kept() = default;
+
+  bool mayKeep(const StorageValue& value) const override {
+    return value.nbytes() <= kMostBytes;
+  }
+
+  void keep(const StorageValue& value, c10::Storage storage) const override {
+    const std::size_t nbytes = storage.nbytes();
+    value.setComputed(std::make_shared<StorageValue>(std::move(storage)));
+    computedCache().add(value, nbytes);
+  }
+};
+
 }  // namespace
 
-bool fitsCache(const StorageValue& value) {
-  return value.nbytes() <= kMostBytes;
-}
-
-void cacheComputed(const StorageValue& value, c10::Storage storage) {
-  const std::size_t nbytes = storage.nbytes();
-  value.setComputed(std::make_shared<StorageValue>(std::move(storage)));
-  computedCache().add(value, nbytes);
+void registerComputedValues() {
+  static constexpr Kept kept;
+  hooks().computed_values = &kept;
 }
 
 }  // namespace torchext

@@ -9,7 +9,7 @@
 
 #include <sys/mman.h>
 
-#include "sizes.h"
+#include "../../core/support/sizes.h"
 #endif
 
 namespace torchext {

@@ -10,10 +10,10 @@
 #include <ATen/Parallel.h>
 #include <c10/util/ParallelGuard.h>
 
-#include "../../support/sizes.h"
-#include "../../support/threads.h"
-#include "../state/real_dispatch.h"
-#include "op_graph.h"
+#include "../../core/deferred_init/graph/op_graph.h"
+#include "../../core/deferred_init/state/real_dispatch.h"
+#include "../../core/support/sizes.h"
+#include "../../libraries/support/threads.h"
 
 namespace torchext {
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "sizes.h"
+#include "../../core/support/sizes.h"
 
 namespace torchext {
 

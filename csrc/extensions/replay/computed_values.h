@@ -13,17 +13,9 @@
 // recorded operators stay, because explanations, digests and other processes need them. The oldest constants are
 // dropped when all together exceed 256 MiB. A constant is also dropped with its value.
 
-#include <c10/core/Storage.h>
-
-#include "op_graph.h"
-
 namespace torchext {
 
-// Returns false for values that are too large for the cache.
-bool fitsCache(const StorageValue& value);
-
-// Caches the bytes of `storage`, which must not be written again, as those of `value`. The caller holds the lock of
-// replays.
-void cacheComputed(const StorageValue& value, c10::Storage storage);
+// Answers the hook `ComputedValues`. Call it while the library is loaded.
+void registerComputedValues();
 
 }  // namespace torchext
