@@ -168,7 +168,7 @@ bool canAutocastTo(DeviceType device_type, std::optional<ScalarType> dtype) {
 }
 
 DeviceType deviceTypeInUse() {
-  if (hooks().devices->count() > 0) {
+  if (hooks().devices.count() > 0) {
     return c10::kCUDA;
   }
   static const DeviceType accelerator = findAccelerator();

@@ -58,7 +58,7 @@ void materializeTogether(const std::vector<Pending>& storages,
 }
 
 void materialize(at::ArrayRef<Tensor> tensors) {
-  if (hooks().materialize != nullptr && hooks().materialize(tensors)) {
+  if (hooks().materialize(tensors)) {
     return;
   }
   const Locked lock{LockRank::kReplay};

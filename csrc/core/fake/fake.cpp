@@ -119,7 +119,7 @@ Tensor bytesOfStorage(const c10::Storage& storage) {
 }
 
 void noteForeignWrite(const std::vector<Tensor>& tensors) {
-  hooks().values->forget(c10::IValue{tensors});
+  hooks().values.forget(c10::IValue{tensors});
 }
 
 }  // namespace torchext

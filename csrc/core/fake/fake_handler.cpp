@@ -143,13 +143,13 @@ void FakeCall::run() {
     carryOut({*outcome}, /*key=*/nullptr);
     return;
   }
-  hooks().values->prepare(op_, stack_, /*is_prediction=*/false);
+  hooks().values.prepare(op_, stack_, /*is_prediction=*/false);
   const CallKey key{op_, stack_};
   inspectArguments(key);
   const Followers followers{op_, stack_, [this] { return kernelToDecomposeWith().has_value(); }};
   const bool may_be_cached = facts_.has_fake || isFakeMode();
   try {
-    const bool reads_values = facts_.has_value && hooks().values->areRead(op_, stack_);
+    const bool reads_values = facts_.has_value && hooks().values.areRead(op_, stack_);
     if (!may_be_cached || reads_values || !tryCached(key)) {
       carryOut(decide(), &key);
     }
@@ -165,10 +165,10 @@ FakeDecision FakeCall::predict() {
   if (const auto outcome = decideEarly()) {
     return {*outcome};
   }
-  hooks().values->prepare(op_, stack_, /*is_prediction=*/true);
+  hooks().values.prepare(op_, stack_, /*is_prediction=*/true);
   forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
     facts_.has_fake = facts_.has_fake || isFake(tensor);
-    facts_.has_value = facts_.has_value || (isFake(tensor) && hooks().values->has(tensor));
+    facts_.has_value = facts_.has_value || (isFake(tensor) && hooks().values.has(tensor));
   });
   return decide();
 }
@@ -278,10 +278,10 @@ void FakeCall::inspectArguments(const CallKey& key) {
 void FakeCall::inspectTensor(const Tensor& tensor) {
   if (isFake(tensor)) {
     facts_.has_fake = true;
-    facts_.has_value = facts_.has_value || hooks().values->has(tensor);
+    facts_.has_value = facts_.has_value || hooks().values.has(tensor);
     return;
   }
-  facts_.has_checked = facts_.has_checked || hooks().values->mayBeChecked(tensor);
+  facts_.has_checked = facts_.has_checked || hooks().values.mayBeChecked(tensor);
   if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
   }
@@ -303,8 +303,8 @@ bool FakeCall::tryCached(const CallKey& key) {
   if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(key.tensors())) {
     return false;
   }
-  if (!recipe->refuses() && !recipe->resizes() && hooks().hit_checks->areDue()) {
-    hooks().hit_checks->check(op_, recipe->describe(), [&] {
+  if (!recipe->refuses() && !recipe->resizes() && hooks().hit_checks.areDue()) {
+    hooks().hit_checks.check(op_, recipe->describe(), [&] {
       try {
         return describeRecomputed(key);
       } catch (const UnsupportedOperatorError&) {
@@ -334,7 +334,7 @@ std::string FakeCall::describeRecomputed(const CallKey& key) const {
   HeldWarnings warnings;
   std::exception_ptr refusal;
   Stack results = runOnMeta(op_, stack_, decision.plan, refusal);
-  hooks().kernels->complete(op_, arguments(), results);
+  hooks().kernels.complete(op_, arguments(), results);
   pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
@@ -362,7 +362,7 @@ void FakeCall::liftConstant() {
     fake.storage().unsafeGetStorageImpl()->set_resizable(constant.storage().resizable());  // not that of an array
   }
   if (!isRecording() && isPlain(constant)) {
-    hooks().values->share(fake, constant);
+    hooks().values.share(fake, constant);
   }
   torch::jit::push(stack_, std::move(fake));
   countMemory(/*scratch=*/nullptr, arguments());
@@ -375,7 +375,7 @@ void FakeCall::pinMemory() {
   torch::jit::drop(stack_, num_arguments_);
   const FakeFactoriesGuard guard;
   const Tensor pinned = at::empty_strided(self.sizes(), self.strides(), self.options().pinned_memory(true));
-  hooks().values->copy(pinned, self);
+  hooks().values.copy(pinned, self);
   torch::jit::push(stack_, pinned);
 }
 
@@ -404,7 +404,7 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   HeldWarnings warnings;
   Stack results = runOnMetaOrCacheRefusal(plan, key);
   const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
-  hooks().kernels->complete(op_, arguments(), results);
+  hooks().kernels.complete(op_, arguments(), results);
   pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
@@ -438,11 +438,11 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
 // Recorded calls make no values.
 void FakeCall::followValues(c10::ArrayRef<IValue> results, bool makes_values) const {
   const OwnComputation own;
-  hooks().values->follow(op_, arguments(), results, facts_, makes_values && !isRecording() && isFakeMode());
+  hooks().values.follow(op_, arguments(), results, facts_, makes_values && !isRecording() && isFakeMode());
 }
 
 bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {
-  return hooks().values->areMade(op_, arguments(), results, facts_.has_fake);
+  return hooks().values.areMade(op_, arguments(), results, facts_.has_fake);
 }
 
 }  // namespace
@@ -456,7 +456,7 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   try {
     FakeCall{op, keys, *stack}.run();
   } catch (const DataDependentError& error) {
-    if (hooks().values->answer(op, *stack)) {
+    if (hooks().values.answer(op, *stack)) {
       return;
     }
     if (!isInLayoutKernel()) {

@@ -16,7 +16,7 @@ namespace {
 
 void registerFakeKey() {
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
-    hooks().owners->share();
+    hooks().owners.share();
   } else {
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&fakeFallback>());
   }
@@ -27,10 +27,10 @@ void registerFakeKey() {
 
 void takeFakeKey() {
   static LazyKey key{DispatchKey::Fake, "Fake and deferred tensors need",
-                     hooks().owners == nullptr ? LazyKey::IfTaken::kRaises : LazyKey::IfTaken::kShares};
+                     hooks().owners.share ? LazyKey::IfTaken::kShares : LazyKey::IfTaken::kRaises};
   key.take(registerFakeKey);
   if (isFakeKeyShared()) {
-    hooks().owners->repair();
+    hooks().owners.repair();
   }
 }
 
@@ -43,7 +43,7 @@ void takeFakeKey() {
 
 void shareFakeKernels() {
   if (isFakeKeyShared()) {
-    hooks().owners->shareKernels();
+    hooks().owners.shareKernels();
   }
 }
 

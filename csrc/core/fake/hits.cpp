@@ -21,7 +21,7 @@ using c10::OperatorHandle;
 namespace {
 
 bool needsHandler(const Tensor& fake) {
-  return mayHaveProvenance(fake) && (haveHandlersRecorder() || hooks().values->has(fake));
+  return mayHaveProvenance(fake) && (haveHandlersRecorder() || hooks().values.has(fake));
 }
 
 // Returns true if a call of `tensors` needs its boxed arguments. `num_fakes` of them are fake.
@@ -35,7 +35,7 @@ bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
   // Stale keys are dropped by the handler.
   return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
     return isFake(*tensor) ? needsHandler(*tensor)
-                           : tensor->key_set().has(DispatchKey::Fake) || hooks().values->mayBeChecked(*tensor);
+                           : tensor->key_set().has(DispatchKey::Fake) || hooks().values.mayBeChecked(*tensor);
   });
 }
 
@@ -43,7 +43,7 @@ bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
 
 bool callsNeedHandler(const OperatorHandle& op) {
   const MemoryCounter* const counter = memoryCounter();
-  return isRecording() || hooks().values->areAssumed() || (counter != nullptr && counter->observes(op)) ||
+  return isRecording() || hooks().values.areAssumed() || (counter != nullptr && counter->observes(op)) ||
          c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
 }
 

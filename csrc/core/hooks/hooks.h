@@ -3,9 +3,9 @@
 // NOTE [Hooks]
 //
 // The core does not include its extensions. It calls the hooks in this header, and each extension sets those that it
-// implements. There are three forms. An object that no extension sets is the class below, whose functions do nothing:
-// one virtual call. A list is empty, and a pointer is null: one comparison. The core also works without extensions, but
-// refuses more calls and is slower. Some errors are missing then, and calls on other ranks are ordinary calls.
+// implements. Without extensions, a function does nothing, a list is empty, and a pointer is null: one comparison. The
+// core also works without extensions, but refuses more calls and is slower. Some errors are missing then, and calls on
+// other ranks are ordinary calls.
 //
 // Hooks are set while the library is loaded (`extensions/registration.cpp`), and never change afterwards, so no lock
 // guards them. The core calls them on any thread that runs operators, with and without the lock of the interpreter, and
@@ -42,6 +42,32 @@
 namespace torchext {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
+
+// A function that an extension sets. Calling it does nothing if it is not set, and returns a value-initialized result.
+template <typename Function>
+class Hook;
+
+template <typename Result, typename... Parameters>
+class Hook<Result(Parameters...)> {
+ public:
+  using Pointer = Result (*)(Parameters...);
+
+  constexpr Hook() = default;
+  explicit constexpr Hook(Pointer function) : function_{function} {}
+
+  void operator=(Pointer function) noexcept {  // NOLINT(*-unconventional-assign-operator)
+    function_ = function;
+  }
+  explicit operator bool() const noexcept {
+    return function_ != nullptr;
+  }
+  Result operator()(Parameters... parameters) const {
+    return function_ == nullptr ? Result() : function_(std::forward<Parameters>(parameters)...);
+  }
+
+ private:
+  Pointer function_ = nullptr;
+};
 
 // ---- Calls on fakes ----
 
@@ -104,83 +130,49 @@ using FollowCall = std::unique_ptr<CallFollower> (*)(const c10::OperatorHandle& 
 using DecomposeCall = std::optional<c10::DispatchKey> (*)(const c10::OperatorHandle& op, Arguments arguments);
 
 // The values that some fakes have, although they have no memory.
-class FakeValues {
- public:
-  constexpr FakeValues() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(FakeValues);
-
+struct FakeValues {
   // Returns true if the storage of `fake` has values. Called for each fake among the arguments of each call.
-  virtual bool has(const at::Tensor& /*fake*/) const noexcept {
-    return false;
-  }
+  Hook<bool(const at::Tensor& fake)> has;
 
   // Returns true for a real tensor whose values a kernel may check. Called like `has()`.
-  virtual bool mayBeChecked(const at::Tensor& /*real*/) const noexcept {
-    return false;
-  }
+  Hook<bool(const at::Tensor& real)> mayBeChecked;
 
   // Returns true if any call may read values now.
-  virtual bool areAssumed() const noexcept {
-    return false;
-  }
+  Hook<bool()> areAssumed;
 
   // Replaces arguments whose values determine shapes by equivalent ones whose shapes do.
-  virtual void prepare(const c10::OperatorHandle& /*op*/, torch::jit::Stack& /*stack*/, bool /*is_prediction*/) const {}
+  Hook<void(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool is_prediction)> prepare;
 
   // Returns true if the call reads values, and all that it reads are known: then it skips the cache.
-  virtual bool areRead(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) const {
-    return false;
-  }
+  Hook<bool(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> areRead;
 
   // Returns true if the call makes values without reading any.
-  virtual bool areMade(const c10::OperatorHandle& /*op*/,
-                       Arguments /*arguments*/,
-                       Arguments /*results*/,
-                       bool /*has_fake*/) const {
-    return false;
-  }
+  Hook<bool(const c10::OperatorHandle& op, Arguments arguments, Arguments results, bool has_fake)> areMade;
 
   // Gives results and written arguments their values, or raises the error that the known values cause.
-  virtual void follow(const c10::OperatorHandle& /*op*/,
-                      Arguments /*arguments*/,
-                      Arguments /*results*/,
-                      const ArgumentFacts& /*facts*/,
-                      bool /*are_made*/) const {}
+  Hook<void(
+      const c10::OperatorHandle& op, Arguments arguments, Arguments results, const ArgumentFacts& facts, bool are_made)>
+      follow;
 
   // Called if the call was refused because it reads values. Replaces its arguments by its results, if it can.
-  virtual bool answer(const c10::OperatorHandle& /*op*/, torch::jit::Stack& /*stack*/) const {
-    return false;
-  }
+  Hook<bool(const c10::OperatorHandle& op, torch::jit::Stack& stack)> answer;
 
   // Gives the new fake `fake` the values of `source`: the constant that it was made of, with which it then shares
   // memory, or the tensor that it is a copy of.
-  virtual void share(const at::Tensor& /*fake*/, const at::Tensor& /*source*/) const {}
-  virtual void copy(const at::Tensor& /*fake*/, const at::Tensor& /*source*/) const {}
+  Hook<void(const at::Tensor& fake, const at::Tensor& source)> share;
+  Hook<void(const at::Tensor& fake, const at::Tensor& source)> copy;
 
   // Makes the values of fakes unknown: other code has written them.
-  virtual void forget(const c10::IValue& /*fakes*/) const {}
-
- protected:
-  ~FakeValues() = default;
+  Hook<void(const c10::IValue& fakes)> forget;
 };
 
 // Recomputes hits of the cache, for tests.
-class HitChecks {
- public:
-  constexpr HitChecks() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(HitChecks);
-
+struct HitChecks {
   // Returns true if the next hit on this thread must be checked.
-  virtual bool areDue() const {
-    return false;
-  }
+  Hook<bool()> areDue;
   // Raises an error unless `recompute()` returns `remembered`, the description of the cached results.
-  virtual void check(const c10::OperatorHandle& /*op*/,
-                     const std::string& /*remembered*/,
-                     c10::function_ref<std::string()> /*recompute*/) const {}
-
- protected:
-  ~HitChecks() = default;
+  Hook<void(const c10::OperatorHandle& op, const std::string& remembered, c10::function_ref<std::string()> recompute)>
+      check;
 };
 
 // A layout other than strided: NOTE [Layouts].
@@ -314,129 +306,71 @@ struct RealResults {
 
 // Trials of calls on small real tensors, which raise the errors of real kernels and correct the results of Meta
 // kernels.
-class KernelTrials {
- public:
-  constexpr KernelTrials() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(KernelTrials);
-
+struct KernelTrials {
   // Return the results of a trial, or raise the error of the real call. `meta_results` are those of the Meta kernel,
   // followed by the arguments that it has changed.
-  virtual RealResults refuse(const c10::OperatorHandle& /*op*/,
-                             Arguments /*arguments*/,
-                             Arguments /*meta_results*/) const {
-    return {};
-  }
-  virtual RealResults refuse(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/) const {
-    return {};
-  }
+  Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments, Arguments meta_results)> refuse;
+  Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments)> refuseWithoutMeta;
   // The same for calls that are small, or cheap to try.
-  virtual RealResults refuseIfSmall(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/) const {
-    return {};
-  }
-  virtual void refuseIfCheap(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/) const {}
+  Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments)> refuseIfSmall;
+  Hook<void(const c10::OperatorHandle& op, Arguments arguments)> refuseIfCheap;
 
   // Raises the error of real tensors for a call that writes overlapping memory.
-  virtual void refuseOverlap(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) const {}
+  Hook<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> refuseOverlap;
 
   // Correct the results of the Meta kernel, on top of `stack`: all metadata, or only strides.
-  virtual void correct(const RealResults& /*real*/,
-                       const c10::OperatorHandle& /*op*/,
-                       torch::jit::Stack& /*stack*/) const {}
-  virtual void correctStrides(const RealResults& /*real*/,
-                              const c10::OperatorHandle& /*op*/,
-                              torch::jit::Stack& /*stack*/) const {}
+  Hook<void(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack)> correct;
+  Hook<void(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack)> correctStrides;
   // Returns the strides of `meta` if `real` is the result of a smaller call.
-  virtual c10::DimVector stridesLike(const at::Tensor& /*real*/, const at::Tensor& meta) const {
-    return c10::DimVector(meta.strides());
-  }
+  Hook<c10::DimVector(const at::Tensor& real, const at::Tensor& meta)> stridesLike{
+      [](const at::Tensor& /*real*/, const at::Tensor& meta) { return c10::DimVector(meta.strides()); }};
 
   // For an operator without a Meta kernel: whether its CPU kernel may run on zeros, and the fakes that result.
-  virtual bool mayRunOnZeros(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) const {
-    return false;
-  }
-  virtual std::optional<torch::jit::Stack> runOnZeros(const c10::OperatorHandle& /*op*/,
-                                                      const torch::jit::Stack& /*stack*/,
-                                                      c10::Device /*device*/) const {
-    return std::nullopt;
-  }
-
- protected:
-  ~KernelTrials() = default;
+  Hook<bool(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> mayRunOnZeros;
+  Hook<std::optional<torch::jit::Stack>(
+      const c10::OperatorHandle& op, const torch::jit::Stack& stack, c10::Device device)>
+      runOnZeros;
 };
 
-// How the kernels of a device differ from the Meta kernels.
-class DeviceKernels {
- public:
-  constexpr DeviceKernels() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(DeviceKernels);
+using CallOnStack = c10::function_ref<void(torch::jit::Stack& stack)>;
 
+// How the kernels of a device differ from the Meta kernels.
+struct DeviceKernels {
   // For operators that have no Meta kernel, or one that returns other metadata: computes the results on the meta
   // device.
-  virtual bool replaces(const c10::OperatorHandle& /*op*/) const {
-    return false;
-  }
-  virtual void runReplacement(const c10::OperatorHandle& /*op*/, torch::jit::Stack& /*stack*/) const {}
+  Hook<bool(const c10::OperatorHandle& op)> replaces;
+  Hook<void(const c10::OperatorHandle& op, torch::jit::Stack& stack)> runReplacement;
 
   // Calls the kernel of `op` on the meta device by `call`. May replace arguments that it does not accept, and correct
   // the results.
-  virtual void callMeta(const c10::OperatorHandle& /*op*/,
-                        torch::jit::Stack& stack,
-                        c10::function_ref<void(torch::jit::Stack& stack)> call) const {
-    call(stack);
-  }
+  Hook<void(const c10::OperatorHandle& op, torch::jit::Stack& stack, CallOnStack call)> callMeta{
+      [](const c10::OperatorHandle& /*op*/, torch::jit::Stack& stack, CallOnStack call) { call(stack); }};
 
   // Raises the error of the device's kernel for the dtypes of a call.
-  virtual void refuseDtypes(const c10::OperatorHandle& /*op*/,
-                            Arguments /*arguments*/,
-                            Arguments /*results*/,
-                            c10::Device /*device*/) const {}
+  Hook<void(const c10::OperatorHandle& op, Arguments arguments, Arguments results, c10::Device device)> refuseDtypes;
 
   // Returns true if the layout of the results on CUDA is that on the CPU.
-  virtual bool hasLayoutOfCpu(const c10::OperatorHandle& /*op*/) const {
-    return false;
-  }
+  Hook<bool(const c10::OperatorHandle& op)> hasLayoutOfCpu;
   // Corrects the results of the Meta kernel, which are still on the meta device.
-  virtual void correct(const c10::OperatorHandle& /*op*/,
-                       Arguments /*arguments*/,
-                       c10::Device /*device*/,
-                       torch::jit::Stack& /*results*/) const {}
+  Hook<void(const c10::OperatorHandle& op, Arguments arguments, c10::Device device, torch::jit::Stack& results)>
+      correct;
 
   // Gives the fakes in `results` the properties that Meta kernels do not determine.
-  virtual void complete(const c10::OperatorHandle& /*op*/,
-                        Arguments /*arguments*/,
-                        torch::jit::Stack& /*results*/) const {}
+  Hook<void(const c10::OperatorHandle& op, Arguments arguments, torch::jit::Stack& results)> complete;
 
   // Returns true if kernels on CUDA compare the devices of all arguments, numbers included.
-  virtual bool compareDevices(const c10::OperatorHandle& /*op*/) const {
-    return false;
-  }
-
- protected:
-  ~DeviceKernels() = default;
+  Hook<bool(const c10::OperatorHandle& op)> compareDevices;
 };
 
 // Devices that fakes may claim although they do not exist.
-class FakeDevices {
- public:
-  constexpr FakeDevices() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(FakeDevices);
-
+struct FakeDevices {
   // Returns the number of such CUDA devices on this thread, and an address that is equal for equal devices.
-  virtual c10::DeviceIndex count() const noexcept {
-    return 0;
-  }
-  virtual const void* description() const noexcept {
-    return nullptr;
-  }
+  Hook<c10::DeviceIndex()> count;
+  Hook<const void*()> description;
   // Raises "invalid device ordinal" if the device is neither real nor one of them.
-  virtual void check(c10::Device /*device*/) const {}
+  Hook<void(c10::Device device)> check;
   // Returns true for a device without kernels to compute on it. May be called with `kReplay` held.
-  virtual bool isMissing(c10::Device /*device*/) const {
-    return false;
-  }
-
- protected:
-  ~FakeDevices() = default;
+  Hook<bool(c10::Device device)> isMissing;
 };
 
 // How an operator communicates with other processes.
@@ -448,22 +382,13 @@ enum class Communication : std::uint8_t {
 };
 
 // Collectives, which cannot be recorded and made later, because other processes wait for them now.
-class Collectives {
- public:
-  constexpr Collectives() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(Collectives);
-
-  virtual Communication of(const c10::OperatorHandle& /*op*/) const {
-    return Communication::kNone;
-  }
+struct Collectives {
+  Hook<Communication(const c10::OperatorHandle& op)> of;
   // Makes the deferred tensors among the arguments real. Raises an error, before changing anything, if there are other
   // fakes.
-  virtual void makeDeferredReal(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/) const {}
+  Hook<void(const c10::OperatorHandle& op, Arguments arguments)> makeDeferredReal;
   // Makes the processes wait for each other, although the tensor on top of `stack` is fake.
-  virtual void synchronize(const c10::OperatorHandle& /*op*/, torch::jit::Stack& /*stack*/) const {}
-
- protected:
-  ~Collectives() = default;
+  Hook<void(const c10::OperatorHandle& op, torch::jit::Stack& stack)> synchronize;
 };
 
 // ---- Recordings ----
@@ -491,77 +416,60 @@ enum class PartRule : std::uint8_t {
 
 // Computes parts of recorded values, and operators on stretches of random fills. Null without an extension: then a
 // replay computes whole values. Called with the lock `kReplay` held.
-class PartRules {
- public:
-  constexpr PartRules() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(PartRules);
-
+struct PartRules {
   // A pure function of the call. Takes at most a microsecond.
-  virtual PartRule ruleOf(const OpNode& node) const = 0;
+  Hook<PartRule(const OpNode& node)> ruleOf;
   // Returns one demand for each operator of `graph`. The wanted values are needed completely.
-  virtual std::vector<Demand> demandsOf(const LiveGraph& graph) const = 0;
+  Hook<std::vector<Demand>(const LiveGraph& graph)> demandsOf;
   // Returns the tensor argument that a call copies, element by element, to a storage that then holds nothing else, on
   // the same device and in the same dtype. Nothing for other calls.
-  virtual std::optional<std::size_t> copiedArgument(const OpNode& node) const = 0;
+  Hook<std::optional<std::size_t>(const OpNode& node)> copiedArgument;
   // Returns an estimate of the bytes that an operator allocates besides its results.
-  virtual std::size_t workspaceOf(const ReplayPlan& plan, const PlannedOperator& planned) const = 0;
+  Hook<std::size_t(const ReplayPlan& plan, const PlannedOperator& planned)> workspaceOf;
   // Raises an internal error for an inconsistent plan, if plans are checked.
-  virtual void check(const ReplayPlan& plan) const = 0;
+  Hook<void(const ReplayPlan& plan)> check;
 
   // Returns a tensor argument of the running operator, by its position, in the memory of the value that it reads.
   using ReadTensor = c10::function_ref<at::Tensor(std::size_t position, const Geometry& geometry)>;
   // Computes all parts in `memory` of the value that the operator writes. `generator` stands where a random fill
   // begins. Raises `PartsDiffer` if their bits would differ from those in the whole.
-  virtual void run(const PlannedOperator& planned,
-                   const PartsMemory& memory,
-                   const at::Generator& generator,
-                   ReadTensor read) const = 0;
+  Hook<void(const PlannedOperator& planned, const PartsMemory& memory, const at::Generator& generator, ReadTensor read)>
+      run;
   // Raises `PartsDiffer` if the bits of `result` may be wrong because `node` computed it for a part, or with strides
   // other than the recorded ones.
-  virtual void checkIsExact(const OpNode& node, const at::Tensor& result) const = 0;
+  Hook<void(const OpNode& node, const at::Tensor& result)> checkIsExact;
 
   // Returns true for a random fill that steps may follow: elementwise operators that run on each stretch of it while
   // that is in the processor's cache.
-  virtual bool mayHaveSteps(const OpNode& fill) const = 0;
+  Hook<bool(const OpNode& fill)> mayHaveSteps;
   // Returns the geometry of the result of `node` if it can run as a step on memory of the geometry `shown`, which its
   // first tensor argument must have; else nothing.
-  virtual std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) const = 0;
+  Hook<std::optional<Geometry>(const OpNode& node, const Geometry& shown)> resultOfStep;
   // Returns true for a step that overwrites its input.
-  virtual bool worksInPlace(const OpNode& step) const = 0;
+  Hook<bool(const OpNode& step)> worksInPlace;
   // Runs a fill, whose arguments are on `stack`, and its steps. Returns the storages with the results of the steps, or
   // nothing, without an effect, if the caller must call the fill.
-  virtual std::optional<std::vector<c10::Storage>> fillWithSteps(const OpNode& fill,
-                                                                 torch::jit::Stack& stack,
-                                                                 const at::Generator& generator,
-                                                                 c10::ArrayRef<const OpNode*> steps) const = 0;
-
- protected:
-  ~PartRules() = default;
+  Hook<std::optional<std::vector<c10::Storage>>(
+      const OpNode& fill, torch::jit::Stack& stack, const at::Generator& generator, c10::ArrayRef<const OpNode*> steps)>
+      fillWithSteps;
 };
 
 // Computes the random fill `op` with the arguments on `stack` if it can do so faster than PyTorch, with the same bits,
 // and replaces them by the result. Returns false, without an effect, otherwise. Null without an extension. Called with
 // `kReplay` held, and `kDraws` while recording.
-using ReplayFill = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator);
+using ReplayFill = Hook<bool(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator)>;
 
 // Returns memory of the CPU with arbitrary contents for a replay, `nbytes` of at least 64 KiB. Null without an
 // extension: then PyTorch's allocator makes it.
-using MakeMemory = c10::Storage (*)(std::size_t nbytes);
+using MakeMemory = Hook<c10::Storage(std::size_t nbytes)>;
 
 // Values that were computed for a read, from which later replays begin. Null without an extension: then each begins
 // with the recorded operators. Called with `kReplay` held.
-class ComputedValues {
- public:
-  constexpr ComputedValues() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(ComputedValues);
-
+struct ComputedValues {
   // Returns false for values that are too large to keep.
-  virtual bool mayKeep(const StorageValue& value) const = 0;
+  Hook<bool(const StorageValue& value)> mayKeep;
   // Keeps `storage`, which must not be written again, as the bytes of `value`.
-  virtual void keep(const StorageValue& value, c10::Storage storage) const = 0;
-
- protected:
-  ~ComputedValues() = default;
+  Hook<void(const StorageValue& value, c10::Storage storage)> keep;
 };
 
 // Returns true as long as memory has not changed. Reads it.
@@ -569,22 +477,15 @@ using IsUnchanged = std::function<bool()>;
 
 // The values of real tensors that recorded operators read: NOTE [The value at recording time]. Null without an
 // extension: then each tensor is copied. Called without locks, on any thread.
-class ExternalValues {
- public:
-  constexpr ExternalValues() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(ExternalValues);
-
+struct ExternalValues {
   // Returns a storage that holds `bytes` from `offset` on, and that may be shared by equal tensors.
-  virtual c10::Storage copyOf(const at::Tensor& bytes, std::size_t offset) const = 0;
+  Hook<c10::Storage(const at::Tensor& bytes, std::size_t offset)> copyOf;
   // The result keeps the memory of `tensor` alive, which must be strided and have memory.
-  virtual IsUnchanged watch(const at::Tensor& tensor) const = 0;
-
- protected:
-  ~ExternalValues() = default;
+  Hook<IsUnchanged(const at::Tensor& tensor)> watch;
 };
 
 // Materializes tensors in another way. Returns false, without an effect, for the usual way. Null without an extension.
-using MaterializeTensors = bool (*)(at::ArrayRef<at::Tensor> tensors);
+using MaterializeTensors = Hook<bool(at::ArrayRef<at::Tensor> tensors)>;
 
 // ---- Marks ----
 
@@ -594,25 +495,18 @@ using OnNormalTensor = void (*)(c10::TensorImpl& tensor);
 // ---- The `Fake` key ----
 
 // Shares the `Fake` key with another owner. Null without an extension: then a key with an owner cannot be taken.
-class KeyOwners {
- public:
-  constexpr KeyOwners() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(KeyOwners);
-
+struct KeyOwners {
   // Shares the key, which has a fallback that is not ours. Called with the lock `kKeys` held.
-  virtual void share() const = 0;
+  Hook<void()> share;
   // Called for each new fake storage after the key has been shared.
-  virtual void repair() const = 0;
+  Hook<void()> repair;
   // Prepare all operators, or one, for our fakes, after the key has been shared.
-  virtual void shareKernels() const = 0;
-  virtual void shareKernelOf(const c10::OperatorHandle& op) const = 0;
+  Hook<void()> shareKernels;
+  Hook<void(const c10::OperatorHandle& op)> shareKernelOf;
   // Returns true if `tensor` carries the key for another owner.
-  virtual bool isForeign(const at::TensorBase& tensor) const = 0;
+  Hook<bool(const at::TensorBase& tensor)> isForeign;
   // Raises the error for a call with our fakes and another owner's.
-  virtual void refuseToMix(const c10::OperatorHandle& op, Arguments arguments) const = 0;
-
- protected:
-  ~KeyOwners() = default;
+  Hook<void(const c10::OperatorHandle& op, Arguments arguments)> refuseToMix;
 };
 
 // Registers kernels for operators of `aten` on a key, when it is taken. Called once, with the lock `kKeys` held.
@@ -629,19 +523,19 @@ using ExtensionTest = void (*)(bool (*is_broken)(std::string_view what) noexcept
 // ---- All hooks ----
 
 // A few hooks of one kind, in the order in which they were added.
-template <typename Hook>
+template <typename One>
 class HookList {
  public:
   constexpr HookList() = default;
 
-  void add(Hook hook) {
+  void add(One hook) {
     TORCH_INTERNAL_ASSERT(size_ < hooks_.size());
     hooks_[size_++] = hook;
   }
-  const Hook* begin() const noexcept {
+  const One* begin() const noexcept {
     return hooks_.data();
   }
-  const Hook* end() const noexcept {
+  const One* end() const noexcept {
     return hooks_.data() + size_;
   }
   bool empty() const noexcept {
@@ -649,25 +543,25 @@ class HookList {
   }
 
  private:
-  std::array<Hook, 8> hooks_{};
+  std::array<One, 8> hooks_{};
   std::size_t size_ = 0;
 };
 
 struct Hooks {
-  const FakeValues* values;
-  const HitChecks* hit_checks;
-  const KernelTrials* trials;
-  const DeviceKernels* kernels;
-  const FakeDevices* devices;
-  const Collectives* collectives;
-  const KeyOwners* owners = nullptr;
+  FakeValues values{};
+  HitChecks hit_checks{};
+  KernelTrials trials{};
+  DeviceKernels kernels{};
+  FakeDevices devices{};
+  Collectives collectives{};
+  KeyOwners owners{};
   MemoryCounter* memory = nullptr;
-  const PartRules* parts = nullptr;
-  ReplayFill replay_fill = nullptr;
-  MakeMemory make_memory = nullptr;
-  const ComputedValues* computed_values = nullptr;
-  const ExternalValues* external_values = nullptr;
-  MaterializeTensors materialize = nullptr;
+  PartRules parts{};
+  ComputedValues computed_values{};
+  ExternalValues external_values{};
+  ReplayFill replay_fill{};
+  MakeMemory make_memory{};
+  MaterializeTensors materialize{};
   // The kinds of generators, by device type. Null for copies of generators: NOTE [The tape of a generator].
   std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> tapes{};
   HookList<const LayoutHandler*> layouts{};

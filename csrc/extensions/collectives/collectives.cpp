@@ -247,23 +247,6 @@ class CollectiveHandler final : public CallHandler {
   }
 };
 
-class CommunicationHooks final : public Collectives {
- public:
-  constexpr CommunicationHooks() = default;
-
-  Communication of(const OperatorHandle& op) const override {
-    return communicationOf(op);
-  }
-
-  void makeDeferredReal(const OperatorHandle& op, Arguments arguments) const override {
-    torchext::makeDeferredReal(op, arguments);
-  }
-
-  void synchronize(const OperatorHandle& op, Stack& stack) const override {
-    torchext::synchronize(op, stack);
-  }
-};
-
 bool takesNestedLists(const OperatorHandle& op) {
   const auto nested = c10::ListType::create(c10::ListType::ofTensors());
   const auto& arguments = op.schema().arguments();
@@ -359,8 +342,10 @@ void watchNestedLists() {
 void registerCollectives() {
   static constexpr Synchronization synchronization;
   static constexpr CollectiveHandler collectives;
-  static constexpr CommunicationHooks communication;
-  hooks().collectives = &communication;
+  Collectives& all = hooks().collectives;
+  all.of = &communicationOf;
+  all.makeDeferredReal = [](const OperatorHandle& op, Arguments arguments) { makeDeferredReal(op, arguments); };
+  all.synchronize = &synchronize;
   hooks().handlers.add(&synchronization);
   hooks().handlers.add(&collectives);
 }

@@ -408,35 +408,12 @@ void checkFakeCudaDevice(c10::Device device) {
               " has the devices cuda:0 to cuda:", count - 1, ".");
 }
 
-namespace {
-
-class CudaDevices final : public FakeDevices {
- public:
-  constexpr CudaDevices() = default;
-
-  c10::DeviceIndex count() const noexcept override {
-    return fakeCudaDeviceCount();
-  }
-
-  const void* description() const noexcept override {
-    return &fakeGpu();
-  }
-
-  void check(c10::Device device) const override {
-    checkFakeCudaDevice(device);
-  }
-
-  bool isMissing(c10::Device device) const override {
-    return device.is_cuda() && !hasRealCuda();
-  }
-};
-
-}  // namespace
-
 void registerFakeCuda() {
-  static constexpr CudaDevices devices;
   Hooks& all = hooks();
-  all.devices = &devices;
+  all.devices.count = &fakeCudaDeviceCount;
+  all.devices.description = []() -> const void* { return &fakeGpu(); };
+  all.devices.check = &checkFakeCudaDevice;
+  all.devices.isMissing = [](c10::Device device) { return device.is_cuda() && !hasRealCuda(); };
   all.decompositions.add(&composedKernelOnCuda);
   all.followers.add(&followFakeCudaDraws);
 }

@@ -161,71 +161,67 @@ void callOwner(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   }
 }
 
-class Owners final : public KeyOwners {
- public:
-  constexpr Owners() = default;
+void shareKernelOf(const OperatorHandle& op) {
+  if (!op.hasKernelForDispatchKey(DispatchKey::Fake)) {
+    return;
+  }
+  const Locked lock{LockRank::kForeignKernels};
+  RegisteredKernel kernel = tableKernel(op, DispatchKey::Fake).registered;
+  KernelIdentity& identity = sharedKernels()[op.operator_name()];
+  if (identityOf(kernel.kernel) != identity) {
+    replaceKernelOf(op, std::move(kernel));
+    identity = identityOf(tableKernel(op, DispatchKey::Fake).registered.kernel);
+  }
+}
 
-  void share() const override {
-    TORCH_CHECK(
-        passesSelfTest(SelfTest::kFallbacks),
-        "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
-        "share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version of PyTorch. Use "
-        "fake and deferred tensors in a process that does not load the library that registered the fallback. "
-        "Inference mode and autocast do not need the key.");
-    foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
-    setFakeKeyShared();
-    removeFallback(DispatchKey::Fake);
+void shareKernels() {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(DispatchKey::Fake)) {
+    if (const auto op = dispatcher.findSchema(name)) {
+      shareKernelOf(*op);
+    }
+  }
+}
+
+void shareKey() {
+  TORCH_CHECK(
+      passesSelfTest(SelfTest::kFallbacks),
+      "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
+      "share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version of PyTorch. Use "
+      "fake and deferred tensors in a process that does not load the library that registered the fallback. "
+      "Inference mode and autocast do not need the key.");
+  foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
+  setFakeKeyShared();
+  removeFallback(DispatchKey::Fake);
+  registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+  shareKernels();
+}
+
+// PyTorch removes our fallback when the other owner unregisters its own.
+void repairFallback() {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+    return;
+  }
+  const Locked lock{LockRank::kForeignKernels};
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
     registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
-    shareKernels();
   }
+}
 
-  // PyTorch removes our fallback when the other owner unregisters its own.
-  void repair() const override {
-    if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
-      return;
-    }
-    const Locked lock{LockRank::kForeignKernels};
-    if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
-      registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
-    }
-  }
-
-  void shareKernels() const override {
-    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-    for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(DispatchKey::Fake)) {
-      if (const auto op = dispatcher.findSchema(name)) {
-        shareKernelOf(*op);
-      }
-    }
-  }
-
-  void shareKernelOf(const OperatorHandle& op) const override {
-    if (!op.hasKernelForDispatchKey(DispatchKey::Fake)) {
-      return;
-    }
-    const Locked lock{LockRank::kForeignKernels};
-    RegisteredKernel kernel = tableKernel(op, DispatchKey::Fake).registered;
-    KernelIdentity& identity = sharedKernels()[op.operator_name()];
-    if (identityOf(kernel.kernel) != identity) {
-      replaceKernelOf(op, std::move(kernel));
-      identity = identityOf(tableKernel(op, DispatchKey::Fake).registered.kernel);
-    }
-  }
-
-  bool isForeign(const at::TensorBase& tensor) const override {
-    return tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
-  }
-
-  void refuseToMix(const OperatorHandle& op, Arguments arguments) const override {
-    refuseToMixFakes(op, arguments);
-  }
-};
+bool isForeign(const at::TensorBase& tensor) {
+  return tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
+}
 
 }  // namespace
 
 void registerKeyOwners() {
-  static constexpr Owners owners;
-  hooks().owners = &owners;
+  KeyOwners& owners = hooks().owners;
+  owners.share = &shareKey;
+  owners.repair = &repairFallback;
+  owners.shareKernels = &shareKernels;
+  owners.shareKernelOf = &shareKernelOf;
+  owners.isForeign = &isForeign;
+  owners.refuseToMix = &refuseToMixFakes;
 }
 
 }  // namespace torchext

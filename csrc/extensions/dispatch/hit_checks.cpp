@@ -61,50 +61,43 @@ void checkNextHit() noexcept {
 
 namespace {
 
-class Checks final : public HitChecks {
- public:
-  constexpr Checks() = default;
-
-  bool areDue() const override {
-    const double fraction = checkedFraction().load(std::memory_order_relaxed);
-    if (fraction <= 0 || is_checking) {
-      return false;
-    }
-    if (std::exchange(is_next_checked, false)) {
-      return true;
-    }
-    thread_local std::minstd_rand numbers;  // equal seeds on all threads make failures reproducible
-    return std::uniform_real_distribution<double>{}(numbers) < fraction;
+bool areDue() {
+  const double fraction = checkedFraction().load(std::memory_order_relaxed);
+  if (fraction <= 0 || is_checking) {
+    return false;
   }
-
-  // An error that `recompute()` raises counts as a difference, except for an interrupt, which is passed on.
-  void check(const OperatorHandle& op,
-             const std::string& remembered,
-             c10::function_ref<std::string()> recompute) const override {
-    const CheckingGuard checking;
-    std::string recomputed;
-    try {
-      recomputed = recompute();
-    } catch (const std::exception& error) {
-      if (interpreter().isInterrupt(error)) {
-        throw;
-      }
-      recomputed = c10::str("an error: ", error.what());
-    }
-    if (recomputed != remembered) {
-      ++wrong_hits;
-      TORCH_CHECK(false, "The metadata cache of fake tensors returned wrong results for `", op.operator_name(),
-                  "`: remembered ", remembered, ", recomputed ", recomputed,
-                  ". This is a bug of torchext: NOTE [Inputs of the metadata of results] is incomplete.");
-    }
+  if (std::exchange(is_next_checked, false)) {
+    return true;
   }
-};
+  thread_local std::minstd_rand numbers;  // equal seeds on all threads make failures reproducible
+  return std::uniform_real_distribution<double>{}(numbers) < fraction;
+}
+
+// An error that `recompute()` raises counts as a difference, except for an interrupt, which is passed on.
+void check(const OperatorHandle& op, const std::string& remembered, c10::function_ref<std::string()> recompute) {
+  const CheckingGuard checking;
+  std::string recomputed;
+  try {
+    recomputed = recompute();
+  } catch (const std::exception& error) {
+    if (interpreter().isInterrupt(error)) {
+      throw;
+    }
+    recomputed = c10::str("an error: ", error.what());
+  }
+  if (recomputed != remembered) {
+    ++wrong_hits;
+    TORCH_CHECK(false, "The metadata cache of fake tensors returned wrong results for `", op.operator_name(),
+                "`: remembered ", remembered, ", recomputed ", recomputed,
+                ". This is a bug of torchext: NOTE [Inputs of the metadata of results] is incomplete.");
+  }
+}
 
 }  // namespace
 
 void registerHitChecks() {
-  static constexpr Checks checks;
-  hooks().hit_checks = &checks;
+  hooks().hit_checks.areDue = &areDue;
+  hooks().hit_checks.check = &check;
 }
 
 }  // namespace torchext

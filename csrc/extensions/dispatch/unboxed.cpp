@@ -101,7 +101,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
     static const CallKey::Traits traits{op};
     if (!isForPython(keys) && !callsNeedHandler(op)) {
       const CallKey key{op, traits, arguments...};
-      if (hooks().hit_checks->areDue()) {
+      if (hooks().hit_checks.areDue()) {
         checkKey(op, key, arguments...);
       } else if (const auto recipe = recipeOfHit(key, kMakesValues<Operator>)) {
         return make(op, *recipe, key.tensors(), arguments...);
@@ -161,7 +161,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
 
 // Returns true if a call needs neither Python nor the handler, and no comparison: NOTE [Checking hits].
 bool isAnsweredHere(const OperatorHandle& op, DispatchKeySet keys) {
-  return !isForPython(keys) && !callsNeedHandler(op) && !hooks().hit_checks->areDue();
+  return !isForPython(keys) && !callsNeedHandler(op) && !hooks().hit_checks.areDue();
 }
 
 // An operator that returns an alias of its argument with the same geometry.

@@ -25,8 +25,6 @@ namespace torchext {
 
 namespace {
 
-using CallMeta = c10::function_ref<void(Stack& stack)>;
-
 bool isRangeBetweenTensors(const OperatorHandle& op) {
   const std::string& name = op.schema().name();
   return (name == "aten::linspace" || name == "aten::logspace") && !op.schema().overload_name().empty();
@@ -78,7 +76,7 @@ const OperatorSet isLaidOutContiguously{
     {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::poisson"},
     Overloads::kNamed};
 
-void callLaidOutByIterator(const OperatorHandle& op, Stack& stack, CallMeta call) {
+void callLaidOutByIterator(const OperatorHandle& op, Stack& stack, CallOnStack call) {
   const auto arguments = topOf(stack, op.schema().arguments().size());
   const Tensor a = arguments[0].toTensor();
   const Tensor b = arguments[1].toTensor();
@@ -87,7 +85,7 @@ void callLaidOutByIterator(const OperatorHandle& op, Stack& stack, CallMeta call
   stack.back() = resultOfIterator({a, b}, dtype);
 }
 
-void callLaidOutContiguously(Stack& stack, CallMeta call) {
+void callLaidOutContiguously(Stack& stack, CallOnStack call) {
   call(stack);
   const Tensor& result = stack.back().toTensor();
   stack.back() = at::empty(result.sizes(), result.options());
@@ -103,7 +101,7 @@ bool fillsRangeIntoOut(const OperatorHandle& op) {
   return makesRange(op) && op.schema().arguments().back().is_out();
 }
 
-void callOnFlatOut(Stack& stack, CallMeta call) {
+void callOnFlatOut(Stack& stack, CallOnStack call) {
   const Tensor out = stack.back().toTensor();
   const Tensor flat = at::empty({out.numel()}, out.options());
   stack.back() = flat;
@@ -114,65 +112,40 @@ void callOnFlatOut(Stack& stack, CallMeta call) {
   stack.back() = out;
 }
 
-class KernelsOfDevices final : public DeviceKernels {
- public:
-  constexpr KernelsOfDevices() = default;
-
-  bool replaces(const OperatorHandle& op) const override {
-    return hasOwnKernel(op);
+void callMeta(const OperatorHandle& op, Stack& stack, CallOnStack call) {
+  if (isRangeBetweenTensors(op)) {
+    inferDtype(op, stack);
   }
-
-  void runReplacement(const OperatorHandle& op, Stack& stack) const override {
-    callOwnKernel(op, stack);
+  putAcceptedArguments(op, stack);
+  if (isLaidOutByIterator(op)) {
+    callLaidOutByIterator(op, stack, call);
+  } else if (isLaidOutContiguously(op)) {
+    callLaidOutContiguously(stack, call);
+  } else if (fillsRangeIntoOut(op)) {
+    callOnFlatOut(stack, call);
+  } else {
+    call(stack);
   }
+}
 
-  void callMeta(const OperatorHandle& op, Stack& stack, CallMeta call) const override {
-    if (isRangeBetweenTensors(op)) {
-      inferDtype(op, stack);
-    }
-    putAcceptedArguments(op, stack);
-    if (isLaidOutByIterator(op)) {
-      callLaidOutByIterator(op, stack, call);
-    } else if (isLaidOutContiguously(op)) {
-      callLaidOutContiguously(stack, call);
-    } else if (fillsRangeIntoOut(op)) {
-      callOnFlatOut(stack, call);
-    } else {
-      call(stack);
-    }
+void refuseDtypes(const OperatorHandle& op, Arguments arguments, Arguments results, c10::Device device) {
+  if (device.is_cuda()) {
+    refuseDtypesOnCuda(op, arguments, results);
   }
-
-  void refuseDtypes(const OperatorHandle& op,
-                    Arguments arguments,
-                    Arguments results,
-                    c10::Device device) const override {
-    if (device.is_cuda()) {
-      refuseDtypesOnCuda(op, arguments, results);
-    }
-  }
-
-  bool hasLayoutOfCpu(const OperatorHandle& op) const override {
-    return torchext::hasLayoutOfCpu(op);
-  }
-
-  void correct(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) const override {
-    correctForDevice(op, arguments, device, results);
-  }
-
-  void complete(const OperatorHandle& op, Arguments arguments, Stack& results) const override {
-    completeResults(op, arguments, results);
-  }
-
-  bool compareDevices(const OperatorHandle& op) const override {
-    return comparesDevices(op);
-  }
-};
+}
 
 }  // namespace
 
 void registerDeviceKernels() {
-  static constexpr KernelsOfDevices kernels;
-  hooks().kernels = &kernels;
+  DeviceKernels& kernels = hooks().kernels;
+  kernels.replaces = &hasOwnKernel;
+  kernels.runReplacement = &callOwnKernel;
+  kernels.callMeta = &callMeta;
+  kernels.refuseDtypes = &refuseDtypes;
+  kernels.hasLayoutOfCpu = &hasLayoutOfCpu;
+  kernels.correct = &correctForDevice;
+  kernels.complete = &completeResults;
+  kernels.compareDevices = &comparesDevices;
 }
 
 }  // namespace torchext

@@ -99,7 +99,7 @@ void sizeWorkspace(const c10::OperatorHandle& op, Arguments arguments, Stack& re
   const Tensor& output = results[0].toTensor();
   if (!c10::GradMode::is_enabled()) {
     results[kWorkspace] = Tensor{};
-  } else if (const auto on_zeros = hooks().trials->runOnZeros(op, arguments.vec(), output.device())) {
+  } else if (const auto on_zeros = hooks().trials.runOnZeros(op, arguments.vec(), output.device())) {
     results[kWorkspace] = (*on_zeros)[kWorkspace];
   } else if (isRecording()) {
     TORCHEXT_THROW(UnsupportedOperatorError,

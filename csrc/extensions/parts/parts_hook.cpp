@@ -73,66 +73,21 @@ std::size_t workspaceOf(const ReplayPlan& plan, const PlannedOperator& planned) 
   return sum;
 }
 
-class Rules final : public PartRules {
- public:
-  constexpr Rules() = default;
-
-  PartRule ruleOf(const OpNode& node) const override {
-    return torchext::ruleOf(node);
-  }
-
-  std::vector<Demand> demandsOf(const LiveGraph& graph) const override {
-    return demandsByParts(graph);
-  }
-
-  std::optional<std::size_t> copiedArgument(const OpNode& node) const override {
-    return torchext::copiedArgument(node);
-  }
-
-  std::size_t workspaceOf(const ReplayPlan& plan, const PlannedOperator& planned) const override {
-    return torchext::workspaceOf(plan, planned);
-  }
-
-  void check(const ReplayPlan& plan) const override {
-    checkPlan(plan);
-  }
-
-  void run(const PlannedOperator& planned,
-           const PartsMemory& memory,
-           const at::Generator& generator,
-           ReadTensor read) const override {
-    runForParts(planned, memory, generator, read);
-  }
-
-  void checkIsExact(const OpNode& node, const at::Tensor& result) const override {
-    torchext::checkIsExact(node, result);
-  }
-
-  bool mayHaveSteps(const OpNode& fill) const override {
-    return torchext::mayHaveSteps(fill);
-  }
-
-  std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) const override {
-    return torchext::resultOfStep(node, shown);
-  }
-
-  bool worksInPlace(const OpNode& step) const override {
-    return torchext::worksInPlace(step);
-  }
-
-  std::optional<std::vector<c10::Storage>> fillWithSteps(const OpNode& fill,
-                                                         Stack& stack,
-                                                         const at::Generator& generator,
-                                                         c10::ArrayRef<const OpNode*> steps) const override {
-    return torchext::fillWithSteps(fill, stack, generator, steps);
-  }
-};
-
 }  // namespace
 
 void registerPartRules() {
-  static constexpr Rules rules;
-  hooks().parts = &rules;
+  PartRules& rules = hooks().parts;
+  rules.ruleOf = &ruleOf;
+  rules.demandsOf = &demandsByParts;
+  rules.copiedArgument = &copiedArgument;
+  rules.workspaceOf = &workspaceOf;
+  rules.check = &checkPlan;
+  rules.run = &runForParts;
+  rules.checkIsExact = &checkIsExact;
+  rules.mayHaveSteps = &mayHaveSteps;
+  rules.resultOfStep = &resultOfStep;
+  rules.worksInPlace = &worksInPlace;
+  rules.fillWithSteps = &fillWithSteps;
 }
 
 }  // namespace torchext

@@ -70,26 +70,21 @@ ComputedCache& computedCache() {
   return *all;
 }
 
-class Kept final : public ComputedValues {
- public:
-  constexpr Kept() = default;
+bool mayKeep(const StorageValue& value) {
+  return value.nbytes() <= kMostBytes;
+}
 
-  bool mayKeep(const StorageValue& value) const override {
-    return value.nbytes() <= kMostBytes;
-  }
-
-  void keep(const StorageValue& value, c10::Storage storage) const override {
-    const std::size_t nbytes = storage.nbytes();
-    value.setComputed(std::make_shared<StorageValue>(std::move(storage)));
-    computedCache().add(value, nbytes);
-  }
-};
+void keep(const StorageValue& value, c10::Storage storage) {
+  const std::size_t nbytes = storage.nbytes();
+  value.setComputed(std::make_shared<StorageValue>(std::move(storage)));
+  computedCache().add(value, nbytes);
+}
 
 }  // namespace
 
 void registerComputedValues() {
-  static constexpr Kept kept;
-  hooks().computed_values = &kept;
+  hooks().computed_values.mayKeep = &mayKeep;
+  hooks().computed_values.keep = &keep;
 }
 
 }  // namespace torchext

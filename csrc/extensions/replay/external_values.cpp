@@ -96,24 +96,19 @@ SharedCopies& sharedCopies() {
   return *copies;
 }
 
-class Watched final : public ExternalValues {
- public:
-  constexpr Watched() = default;
+Storage sharedCopyOf(const Tensor& bytes, std::size_t offset) {
+  return sharedCopies().of(bytes, offset);
+}
 
-  Storage copyOf(const Tensor& bytes, std::size_t offset) const override {
-    return sharedCopies().of(bytes, offset);
-  }
-
-  IsUnchanged watch(const Tensor& tensor) const override {
-    return [tensor, digest = digestOf(tensor)] { return digestOf(tensor) == digest; };
-  }
-};
+IsUnchanged watch(const Tensor& tensor) {
+  return [tensor, digest = digestOf(tensor)] { return digestOf(tensor) == digest; };
+}
 
 }  // namespace
 
 void registerExternalValues() {
-  static constexpr Watched watched;
-  hooks().external_values = &watched;
+  hooks().external_values.copyOf = &sharedCopyOf;
+  hooks().external_values.watch = &watch;
 }
 
 }  // namespace torchext

@@ -45,65 +45,28 @@ void refuseValues(const OperatorHandle& op, Arguments arguments, Arguments resul
   }
 }
 
-class ValuesHook final : public FakeValues {
- public:
-  constexpr ValuesHook() = default;
-
-  bool has(const Tensor& fake) const noexcept override {
-    return hasValue(fake);
+void prepareMasks(const OperatorHandle& op, Stack& stack, bool is_prediction) {
+  if (isMaskedIndexing(op, stack)) {
+    expandMasks(op, stack, is_prediction ? Noting::kIsSilent : Noting::kNotes);
   }
+}
 
-  bool mayBeChecked(const Tensor& real) const noexcept override {
-    return torchext::mayBeChecked(real);
-  }
+bool areMade(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, bool has_fake) {
+  return areSmall(results) && !onlyAllocates(op) &&
+         (!has_fake || isFactory(op, arguments) || isAboutNumbers(arguments) || overwritesArgument(op, 0));
+}
 
-  bool areAssumed() const noexcept override {
-    return assumesValues();
+// Follows values if an argument has some, or if the call may make or write some without reading any.
+void follow(const OperatorHandle& op,
+            ArrayRef<IValue> arguments,
+            ArrayRef<IValue> results,
+            const ArgumentFacts& facts,
+            bool are_made) {
+  refuseValues(op, arguments, results, facts);
+  if (facts.has_value || are_made || (!isRecording() && mayBeAssumed(results))) {
+    followValues(op, arguments, results);
   }
-
-  void prepare(const OperatorHandle& op, Stack& stack, bool is_prediction) const override {
-    if (isMaskedIndexing(op, stack)) {
-      expandMasks(op, stack, is_prediction ? Noting::kIsSilent : Noting::kNotes);
-    }
-  }
-
-  bool areRead(const OperatorHandle& op, const Stack& stack) const override {
-    return readsKnownValues(op, stack);
-  }
-
-  bool areMade(const OperatorHandle& op, Arguments arguments, Arguments results, bool has_fake) const override {
-    return areSmall(results) && !onlyAllocates(op) &&
-           (!has_fake || isFactory(op, arguments) || isAboutNumbers(arguments) || overwritesArgument(op, 0));
-  }
-
-  // Follows values if an argument has some, or if the call may make or write some without reading any.
-  void follow(const OperatorHandle& op,
-              Arguments arguments,
-              Arguments results,
-              const ArgumentFacts& facts,
-              bool are_made) const override {
-    refuseValues(op, arguments, results, facts);
-    if (facts.has_value || are_made || (!isRecording() && mayBeAssumed(results))) {
-      followValues(op, arguments, results);
-    }
-  }
-
-  bool answer(const OperatorHandle& op, Stack& stack) const override {
-    return answerForValues(op, stack);
-  }
-
-  void share(const Tensor& fake, const Tensor& source) const override {
-    shareBytes(fake, source);
-  }
-
-  void copy(const Tensor& fake, const Tensor& source) const override {
-    copyValue(fake, source);
-  }
-
-  void forget(const c10::IValue& fakes) const override {
-    forgetValues(fakes);
-  }
-};
+}
 
 Tensor resizedTo(c10::IntArrayRef sizes, const Tensor& out) {
   if (!out.sizes().equals(sizes)) {
@@ -153,9 +116,19 @@ class ValuesHandler final : public CallHandler {
 }  // namespace
 
 void registerFakeValues() {
-  static constexpr ValuesHook values;
+  FakeValues& values = hooks().values;
+  values.has = &hasValue;
+  values.mayBeChecked = &mayBeChecked;
+  values.areAssumed = &assumesValues;
+  values.prepare = &prepareMasks;
+  values.areRead = &readsKnownValues;
+  values.areMade = &areMade;
+  values.follow = &follow;
+  values.answer = &answerForValues;
+  values.share = &shareBytes;
+  values.copy = [](const Tensor& fake, const Tensor& source) { copyValue(fake, source); };
+  values.forget = [](const IValue& fakes) { forgetValues(fakes); };
   static constexpr ValuesHandler handler;
-  hooks().values = &values;
   hooks().handlers.add(&handler);
 }
 

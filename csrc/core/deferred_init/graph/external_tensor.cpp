@@ -36,8 +36,8 @@ struct Span {
 
 // Returns a storage that holds `bytes` from `offset` on.
 Storage storageOf(const Tensor& bytes, std::size_t offset) {
-  if (hooks().external_values != nullptr) {
-    return hooks().external_values->copyOf(bytes, offset);
+  if (hooks().external_values.watch) {
+    return hooks().external_values.copyOf(bytes, offset);
   }
   Storage copy = makeStorage(offset + bytes.nbytes(), bytes.device());
   bytesAt(copy, offset, bytes.nbytes()).copy_(bytes);
@@ -89,8 +89,8 @@ ExternalTensor::ExternalTensor(const Tensor& tensor) {
   if (!showsMemory(tensor)) {
     const bool has_handler = tensor.key_set().has(DispatchKey::Python);
     tensor_ = has_handler ? tensor : aliasOf(tensor);
-    if (has_handler && hasMemory(tensor) && hooks().external_values != nullptr) {
-      is_unchanged_ = hooks().external_values->watch(memoryOf(tensor));
+    if (has_handler && hasMemory(tensor) && hooks().external_values.watch) {
+      is_unchanged_ = hooks().external_values.watch(memoryOf(tensor));
     } else if (has_handler && !tensor.is_inference()) {
       version_ = tensor._version();
     }
@@ -101,11 +101,11 @@ ExternalTensor::ExternalTensor(const Tensor& tensor) {
                 " is read by a recorded operator, but its storage has only ", tensor.storage().nbytes(),
                 " bytes: its memory has been freed. Read it before it is freed.");
     const Span span{tensor};
-    if (span.nbytes <= kMaxCopiedBytes || hooks().external_values == nullptr) {
+    if (span.nbytes <= kMaxCopiedBytes || !hooks().external_values.watch) {
       tensor_ = copyOf(tensor, span);
     } else {
       tensor_ = aliasOf(tensor);
-      is_unchanged_ = hooks().external_values->watch(memoryOf(tensor_));
+      is_unchanged_ = hooks().external_values.watch(memoryOf(tensor_));
     }
   }
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {

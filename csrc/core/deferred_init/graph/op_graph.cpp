@@ -186,7 +186,7 @@ Tensor Geometry::makeTensor(Storage storage) const {
 Storage makeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
   constexpr std::size_t kSmall = std::size_t{64} << 10U;
   const bool is_plain = device.is_cpu() && !is_pinned;
-  if (is_plain && nbytes >= kSmall && hooks().make_memory != nullptr) {
+  if (is_plain && nbytes >= kSmall && hooks().make_memory) {
     return hooks().make_memory(nbytes);
   }
   if (is_plain && nbytes < kSmall && !at::globalContext().deterministicAlgorithms()) {

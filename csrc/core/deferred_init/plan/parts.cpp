@@ -18,11 +18,11 @@ std::vector<Demand> wholeValues(const LiveGraph& graph) {
 }
 
 std::vector<Demand> demandsOf(const LiveGraph& graph) {
-  return hooks().parts == nullptr ? wholeValues(graph) : hooks().parts->demandsOf(graph);
+  return hooks().parts.demandsOf ? hooks().parts.demandsOf(graph) : wholeValues(graph);
 }
 
 PartRule partRuleOf(const OpNode& node) {
-  return hooks().parts == nullptr ? PartRule::kNone : hooks().parts->ruleOf(node);
+  return hooks().parts.ruleOf(node);
 }
 
 const Geometry& writtenGeometry(const OpNode& node) {

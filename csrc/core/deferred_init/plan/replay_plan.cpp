@@ -30,8 +30,7 @@ bool areAmong(const NeededParts& before, const NeededParts& parts) {
 }  // namespace
 
 bool shouldCache(const StorageValue& value) {
-  const ComputedValues* computed = hooks().computed_values;
-  return computed != nullptr && value.isCurrent() && computed->mayKeep(value);
+  return value.isCurrent() && hooks().computed_values.mayKeep(value);
 }
 
 double PlannedOperator::share() const {
@@ -67,9 +66,7 @@ void ReplayPlan::plan() {
   countReads();
   std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planWrites(planned); });
   std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planSteps(planned); });
-  if (const PartRules* rules = hooks().parts) {
-    rules->check(*this);
-  }
+  hooks().parts.check(*this);
 }
 
 void ReplayPlan::makeOperators() {
@@ -154,7 +151,7 @@ void ReplayPlan::planWrites(PlannedOperator& planned) {
     PlannedValue& written = planned.writes.front();
     planned.way = Way::kTakesOver;
     written.origin = Origin::kTakenOver;
-    written.argument = hooks().parts->copiedArgument(*planned.node);
+    written.argument = hooks().parts.copiedArgument(*planned.node);
     written.parts.reset();
     written.nbytes = of(planned.reads[*written.argument]).nbytes;
   }
@@ -170,7 +167,7 @@ bool ReplayPlan::canBeWrittenInPlace(const PlannedOperator& planned,
 
 // A copy of a value without other readers is unnecessary: readers of the copy get the memory itself.
 bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
-  const auto copied = hooks().parts == nullptr ? std::nullopt : hooks().parts->copiedArgument(*planned.node);
+  const auto copied = hooks().parts.copiedArgument(*planned.node);
   if (!copied || !planned.reads[*copied].hasWriter()) {
     return false;
   }
@@ -188,8 +185,8 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
 
 // Plans the elementwise operators that follow a fill, each the only reader of the result before it.
 void ReplayPlan::planSteps(PlannedOperator& planned) {
-  const PartRules* rules = hooks().parts;
-  if (planned.way != Way::kCall || rules == nullptr || !rules->mayHaveSteps(*planned.node)) {
+  const PartRules& rules = hooks().parts;
+  if (planned.way != Way::kCall || !rules.mayHaveSteps(*planned.node)) {
     return;
   }
   std::optional<Geometry> shown = planned.node->tensors().front().geometry();
@@ -200,11 +197,11 @@ void ReplayPlan::planSteps(PlannedOperator& planned) {
       return;
     }
     PlannedOperator& next = operators_[written.last_use];
-    shown = next.way == Way::kCall ? rules->resultOfStep(*next.node, *shown) : std::nullopt;
+    shown = next.way == Way::kCall ? rules.resultOfStep(*next.node, *shown) : std::nullopt;
     if (!shown || next.writes.front().parts) {
       return;
     }
-    if (rules->worksInPlace(*next.node)) {
+    if (rules.worksInPlace(*next.node)) {
       PlannedValue& result = next.writes.front();
       result.origin = Origin::kInPlace;
       result.argument = 0;
@@ -249,8 +246,7 @@ std::size_t ReplayPlan::peakOf(const IsCounted& is_counted) const {
     if (planned.way != Way::kNotAtAll && planned.way != Way::kStep) {
       withSteps(planned, allocate);
       const bool works_there = is_counted(planned, planned.writes.front());
-      peak = std::max(
-          peak, alive + (works_there && hooks().parts != nullptr ? hooks().parts->workspaceOf(*this, planned) : 0));
+      peak = std::max(peak, alive + (works_there ? hooks().parts.workspaceOf(*this, planned) : 0));
       withSteps(planned, drop);
     }
   }

@@ -38,8 +38,7 @@ PrivateGenerators& TapeReader::generatorsOf(const Tape& tape) {
 }
 
 void callWithGenerator(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator) {
-  const ReplayFill fill = hooks().replay_fill;
-  if (fill == nullptr || !fill(op, stack, generator)) {
+  if (!hooks().replay_fill(op, stack, generator)) {
     stack[toSize(generatorArgument(op.schema()))] = generator;
     op.callBoxed(stack);
   }

@@ -196,7 +196,7 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
       communicate();
       break;
     case RecorderOutcome::kSynchronizes:
-      hooks().collectives->synchronize(op_, stack_);
+      hooks().collectives.synchronize(op_, stack_);
       break;
     case RecorderOutcome::kRunsForReal:
       runForReal();
@@ -229,7 +229,7 @@ RecorderOutcome RecordedCall::decideAboveAutograd() {
   if (isConstant()) {
     return isSharedMemory() ? RecorderOutcome::kPassesOnBelow : RecorderOutcome::kLifts;
   }
-  switch (hooks().collectives->of(op_)) {
+  switch (hooks().collectives.of(op_)) {
     case Communication::kCollective:
       return RecorderOutcome::kCommunicates;
     case Communication::kSynchronizes:
@@ -241,7 +241,7 @@ RecorderOutcome RecordedCall::decideAboveAutograd() {
 
 RecorderOutcome RecordedCall::decideBelowAutograd() {
   inspectArguments();
-  switch (hooks().collectives->of(op_)) {
+  switch (hooks().collectives.of(op_)) {
     case Communication::kNone:
       break;
     case Communication::kWaits:
@@ -276,7 +276,7 @@ void RecordedCall::inspectArguments() {
                   [&](const Tensor& tensor) { inspectTensor(tensor, writesArgument(op_, stack_, i)); });
   }
   if (has_deferred_ && has_foreign_fake_) {
-    hooks().owners->refuseToMix(op_, topOf(stack_, num_arguments_));
+    hooks().owners.refuseToMix(op_, topOf(stack_, num_arguments_));
   }
 }
 
@@ -284,7 +284,7 @@ void RecordedCall::inspectTensor(const Tensor& tensor, bool is_written) {
   has_python_ = has_python_ || tensor.key_set().has(DispatchKey::Python);
   if (tensor.key_set().has(DispatchKey::Fake)) {
     dropStaleKeys(tensor);
-    has_foreign_fake_ = has_foreign_fake_ || (isFakeKeyShared() && hooks().owners->isForeign(tensor));
+    has_foreign_fake_ = has_foreign_fake_ || (isFakeKeyShared() && hooks().owners.isForeign(tensor));
   }
   if (!isFake(tensor)) {
     writes_real_ = writes_real_ || is_written;
@@ -359,7 +359,7 @@ bool RecordedCall::isCheck() const {
 // Values cannot be read on a fake device.
 bool RecordedCall::isOnMissingDevice() const {
   return hasTensor(topOf(stack_, num_arguments_),
-                   [](const Tensor& tensor) { return hooks().devices->isMissing(tensor.device()); });
+                   [](const Tensor& tensor) { return hooks().devices.isMissing(tensor.device()); });
 }
 
 // An operator that only makes views writes nothing: the views show existing storages.
@@ -378,7 +378,7 @@ void RecordedCall::passOnBelow() {
 }
 
 void RecordedCall::communicate() {
-  hooks().collectives->makeDeferredReal(op_, topOf(stack_, num_arguments_));
+  hooks().collectives.makeDeferredReal(op_, topOf(stack_, num_arguments_));
   op_.callBoxed(stack_);
 }
 
@@ -538,7 +538,7 @@ TapePositionPtr RecordedCall::takeDraws(const OpNode& node, const at::Generator&
       return position;
     }
   }
-  TORCH_CHECK(!hooks().devices->isMissing(generator.device()), "`", op_.operator_name(),
+  TORCH_CHECK(!hooks().devices.isMissing(generator.device()), "`", op_.operator_name(),
               "` draws from the generator of ", generator.device(),
               ". The number of draws is known only after a run, and this machine has no "
               "CUDA device to run it on. Construct the model on the CPU and let materialize_module() place it.");

@@ -43,7 +43,7 @@ Storage storageAsPromised(Geometry promised, const Tensor& result) {
 std::optional<c10::Device> missingDeviceOf(const OpNode& node) {
   std::optional<c10::Device> missing;
   const auto visit = [&missing](c10::Device device) {
-    if (hooks().devices->isMissing(device)) {
+    if (hooks().devices.isMissing(device)) {
       missing = device;
     }
   };
@@ -265,7 +265,7 @@ void Replay::runOnce(const PlannedOperator& planned) {
     call(node, stack);
   }
   if (readsParts(planned)) {
-    forEachTensor(stack, stack.size(), [&node](const Tensor& result) { hooks().parts->checkIsExact(node, result); });
+    forEachTensor(stack, stack.size(), [&node](const Tensor& result) { hooks().parts.checkIsExact(node, result); });
   }
   storeOutputs(planned, tensors, stack, writable);
   if (has_run_steps) {
@@ -287,7 +287,7 @@ bool Replay::fillWithSteps(const PlannedOperator& planned, Stack& stack) {
   for (const std::size_t place : planned.steps) {
     steps.push_back(plan_.operators()[place].node);
   }
-  auto results = hooks().parts->fillWithSteps(*planned.node, stack, tape_.moveTo(*planned.node->tape()), steps);
+  auto results = hooks().parts.fillWithSteps(*planned.node, stack, tape_.moveTo(*planned.node->tape()), steps);
   for (const auto i : c10::irange(results ? results->size() : 0)) {
     memory_.of(planned.steps[i]).front() = {std::move((*results)[i]), nullptr};
   }
@@ -315,7 +315,7 @@ void Replay::call(const OpNode& node, Stack& stack) {
 void Replay::runForParts(const PlannedOperator& planned) {
   ValueMemory memory = writableMemoryOf(planned, 0);
   const bool is_fill = planned.rule == PartRule::kRandomFill;
-  hooks().parts->run(
+  hooks().parts.run(
       planned, *memory.parts, is_fill ? tape_.placedAt(*planned.node->tape()) : at::Generator{},
       [&](std::size_t position, const Geometry& geometry) { return readTensor(planned, position, geometry); });
   memory_.of(planned.place).front() = std::move(memory);
@@ -448,7 +448,7 @@ void Replay::finish(const PlannedOperator& planned) {
 void Replay::cacheValue(const LiveValue& value) {
   const Storage& storage = memory_.of(value).whole;
   if (storage && storage.use_count() == 1) {
-    hooks().computed_values->keep(*value.value, storage);
+    hooks().computed_values.keep(*value.value, storage);
   }
 }
 
@@ -457,7 +457,7 @@ void Replay::cacheWanted(const std::vector<Storage>& storages) const {
   for (const auto i : c10::irange(storages.size())) {
     const LiveValue& value = plan_.wanted()[i];
     if (cache_ == CacheUse::kReadsAndWrites && value.hasWriter() && shouldCache(*value.value)) {
-      hooks().computed_values->keep(*value.value, copyOf(storages[i]));
+      hooks().computed_values.keep(*value.value, copyOf(storages[i]));
     }
   }
 }

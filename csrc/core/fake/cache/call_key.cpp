@@ -199,7 +199,7 @@ void CallKey::addGlobalState() {
   at::Context& context = at::globalContext();
   const MemoryCounter* counter = memoryCounter();
   const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
-  const FakeDevices& devices = *hooks().devices;
+  const FakeDevices& devices = hooks().devices;
   std::uint64_t state = bits(c10::get_default_dtype_as_scalartype()) << 8U | bits(devices.count());
   const auto add_flags = [&state](auto... flags) { ((state = state << 1U | bits(flags)), ...); };
   add_flags(

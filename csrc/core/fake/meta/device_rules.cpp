@@ -66,7 +66,7 @@ Device DeviceRules::outputDevice() const {
   checkThatValuesExist();
   checkIndices();
   if (const auto device = explicitDevice()) {
-    hooks().devices->check(withIndex(*device));
+    hooks().devices.check(withIndex(*device));
     return withIndex(*device);
   }
   const Device device = commonDeviceOfTensors().value_or(Device{c10::kCPU});
@@ -149,7 +149,7 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
 void DeviceRules::refuseNumber(Device number, Device common) const {
   const auto& declared = op_.schema().arguments();
   const auto arguments = topOf(stack_, declared.size());
-  const bool compares = hooks().kernels->compareDevices(op_);
+  const bool compares = hooks().kernels.compareDevices(op_);
   for (std::size_t i = 0; i < declared.size(); ++i) {
     const bool is_compared = compares && (!declared[i].kwarg_only() || declared[i].is_out());
     const bool is_written = isWritten(declared[i]) && arguments[i].isTensor();
@@ -195,7 +195,7 @@ void DeviceRules::checkThatValuesExist() const {
 
 bool DeviceRules::namesFakeDevice() const {
   const auto device = explicitDevice();
-  return device && device->is_cuda() && hooks().devices->count() > 0;
+  return device && device->is_cuda() && hooks().devices.count() > 0;
 }
 
 bool DeviceRules::mixesDevices() const {

@@ -159,7 +159,7 @@ Stack MetaCall::useResultsOf(const RealResults& real) {
 Stack MetaCall::run() {
   RealResults real;
   if (isTriedOutFirst()) {
-    real = recordRefusalOf([this] { return hooks().trials->refuseIfSmall(op_, arguments()); });
+    real = recordRefusalOf([this] { return hooks().trials.refuseIfSmall(op_, arguments()); });
     if (real.are_new) {
       return useResultsOf(real);
     }
@@ -177,7 +177,7 @@ Stack MetaCall::run() {
     warnings = held.consume();
   } catch (const DataDependentError&) {
     // The kernel computes the results unless it refuses.
-    recordRefusalOf([this] { hooks().trials->refuseIfCheap(op_, arguments()); });
+    recordRefusalOf([this] { hooks().trials.refuseIfCheap(op_, arguments()); });
     throw;
   } catch (const std::exception& error) {
     if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
@@ -186,9 +186,9 @@ Stack MetaCall::run() {
     return std::move(stack_);
   }
   if (real.values.empty() && !needsValues(op_, called_)) {  // stand-ins have no values
-    real = recordRefusalOf([this] { return hooks().trials->refuse(op_, arguments(), effects()); });
+    real = recordRefusalOf([this] { return hooks().trials.refuse(op_, arguments(), effects()); });
     if (needsSizes(real)) {
-      RealResults of_its_size = recordRefusalOf([this] { return hooks().trials->refuse(op_, arguments()); });
+      RealResults of_its_size = recordRefusalOf([this] { return hooks().trials.refuseWithoutMeta(op_, arguments()); });
       real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
     }
   }
@@ -205,7 +205,7 @@ Stack MetaCall::run() {
 
 // NOTE [Dtypes that CUDA kernels refuse]
 void MetaCall::refuseDtypes(c10::ArrayRef<IValue> results) {
-  recordRefusalOf([&] { hooks().kernels->refuseDtypes(op_, arguments(), results, plan_.device); });
+  recordRefusalOf([&] { hooks().kernels.refuseDtypes(op_, arguments(), results, plan_.device); });
 }
 
 // Returns true if the operator resizes an argument, and neither the Meta kernel nor a smaller trial reveals its shape.
@@ -234,8 +234,8 @@ Stack MetaCall::effects() {
 // override those rules.
 void MetaCall::correctMetaResults(const RealResults& real) {
   const HiddenCalls guard;
-  const KernelTrials& trials = *hooks().trials;
-  const DeviceKernels& kernels = *hooks().kernels;
+  const KernelTrials& trials = hooks().trials;
+  const DeviceKernels& kernels = hooks().kernels;
   if (plan_.device.is_cpu() && !real.has_sizes) {
     trials.correct(real, op_, stack_);
   } else if (plan_.device.is_cuda() && kernels.hasLayoutOfCpu(op_)) {
@@ -253,7 +253,7 @@ void MetaCall::correctMetaResults(const RealResults& real) {
 // operator for real. Returns true if it has the results of the CPU kernel, and false if the caller must raise `error`.
 bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
-    recordRefusalOf([this] { return hooks().trials->refuse(op_, arguments()); });
+    recordRefusalOf([this] { return hooks().trials.refuseWithoutMeta(op_, arguments()); });
     return false;
   }
   // The registered kernel only raises that there is no kernel, or no kernel for these arguments.
@@ -264,7 +264,8 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
   if (missing != nullptr && !isRecording() && tryOnZeros()) {
     return true;
   }
-  const bool is_accepted = recordRefusalOf([this] { return !hooks().trials->refuse(op_, arguments()).values.empty(); });
+  const bool is_accepted =
+      recordRefusalOf([this] { return !hooks().trials.refuseWithoutMeta(op_, arguments()).values.empty(); });
   if (missing != nullptr) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,
@@ -282,7 +283,7 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
 
 // NOTE [Running the CPU kernel]
 bool MetaCall::tryOnZeros() {
-  std::optional<Stack> results = hooks().trials->runOnZeros(op_, called_, plan_.device);
+  std::optional<Stack> results = hooks().trials.runOnZeros(op_, called_, plan_.device);
   if (results) {
     stack_ = std::move(*results);
   }
@@ -412,7 +413,7 @@ MetaPlan planOnMeta(const OperatorHandle& op, const Stack& stack) {
   try {
     checkCanBeFaked(op, stack);
     refuseToWriteIntoRealTensors(op, stack);
-    hooks().trials->refuseOverlap(op, stack);
+    hooks().trials.refuseOverlap(op, stack);
     return {nullptr, DeviceRules{op, stack}.outputDevice(), metadataKernelFor(op, stack)};
   } catch (const c10::Error&) {
     return {std::current_exception()};

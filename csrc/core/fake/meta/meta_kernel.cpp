@@ -99,13 +99,13 @@ MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
   if (isComposedFactory(op, stack) || isComposedOperator(op) || isScatterIntoCopy(op)) {
     return MetadataKernel::kComposite;
   }
-  if (hooks().kernels->replaces(op)) {
+  if (hooks().kernels.replaces(op)) {
     return MetadataKernel::kOwn;
   }
   if (hasMetaKernel(op)) {
     return MetadataKernel::kMeta;
   }
-  return !isRecording() && hooks().trials->mayRunOnZeros(op, stack) ? MetadataKernel::kZeros : MetadataKernel::kMissing;
+  return !isRecording() && hooks().trials.mayRunOnZeros(op, stack) ? MetadataKernel::kZeros : MetadataKernel::kMissing;
 }
 
 bool hasOnlyPythonMetaKernel(const OperatorHandle& op) {
@@ -114,7 +114,7 @@ bool hasOnlyPythonMetaKernel(const OperatorHandle& op) {
 }
 
 void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& stack) {
-  hooks().kernels->callMeta(op, stack, [&](Stack& accepted) {
+  hooks().kernels.callMeta(op, stack, [&](Stack& accepted) {
     switch (kernel) {
       case MetadataKernel::kMeta:
       case MetadataKernel::kZeros:
@@ -127,7 +127,7 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
                                    accepted);
         break;
       case MetadataKernel::kOwn:
-        hooks().kernels->runReplacement(op, accepted);
+        hooks().kernels.runReplacement(op, accepted);
     }
   });
 }

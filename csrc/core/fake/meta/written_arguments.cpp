@@ -54,7 +54,7 @@ void resizeWritten(
   } else if (has_sizes) {
     resizeLike(fake, real->toTensor());
   } else if (shadow.sizes() != fake.sizes()) {
-    resize(fake, shadow.sizes(), hooks().trials->stridesLike(real->toTensor(), shadow), shadow.storage().nbytes());
+    resize(fake, shadow.sizes(), hooks().trials.stridesLike(real->toTensor(), shadow), shadow.storage().nbytes());
   } else {
     TORCHEXT_THROW(UnsupportedOperatorError,
                    c10::str("`", op.operator_name(), "` resizes an argument of shape ", fake.sizes(),

@@ -15,7 +15,7 @@ void (*take_fake_key)() = nullptr;
 // The fallback of the key of composites if the `Fake` key has another owner, which may have registered a kernel for the
 // operator.
 void sharesKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  hooks().owners->shareKernelOf(op);
+  hooks().owners.shareKernelOf(op);
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
