@@ -204,6 +204,13 @@ def test_current_device_is_where_cuda_is() -> None:
         lambda: torch.cuda.set_device(2),
         lambda: torch.cuda.synchronize("cuda:2"),
         lambda: torch.cuda.get_device_name(2),
+        lambda: torch.cuda.Stream(2),
+        lambda: torch.Stream("cuda:2"),
+        lambda: torch.accelerator.set_device_index(2),
+        lambda: torch.accelerator.current_stream(2),
+        lambda: torch.accelerator.synchronize(2),
+        lambda: torch.accelerator.device_index(2).__enter__(),
+        lambda: torch._C._accelerator_exchangeDevice(2),
     ],
 )
 def test_missing_devices_are_errors(name_it: Callable[[], object]) -> None:
@@ -211,6 +218,14 @@ def test_missing_devices_are_errors(name_it: Callable[[], object]) -> None:
         torch.ones(1, device="cuda:2").to("cuda:7")
     with fake_mode(gpu=2), pytest.raises(RuntimeError, match="invalid device ordinal"):
         name_it()
+
+
+def test_device_that_does_not_exist_does_not_become_current() -> None:
+    with fake_mode(gpu=2):
+        torch._C._accelerator_maybeExchangeDevice(6)
+        assert torch.cuda.current_device() == 0
+        assert torch.cuda.Stream.priority_range() == (0, -3)
+    assert hasattr(torch.cuda.Stream, "priority_range") == torch.backends.cuda.is_built()
 
 
 @pytest.mark.parametrize("count", [-1, 65, 1000])

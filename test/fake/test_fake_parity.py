@@ -217,6 +217,9 @@ SHORTCUTS: dict[str, Program] = {
     "cross_entropy": lambda: functional.cross_entropy(
         torch.rand(3, 4), torch.randint(0, 4, (3,)), weight=torch.rand(4), label_smoothing=0.1
     ),
+    "cross_entropy, known weight": lambda: functional.cross_entropy(
+        torch.rand(3, 4), torch.randint(0, 4, (3,)), weight=torch.ones(4), label_smoothing=0.1
+    ),
     "gradient of cross_entropy": lambda: gradient(
         lambda x: functional.cross_entropy(x, torch.randint(0, 4, (3,)), weight=torch.rand(4), label_smoothing=0.1),
         3,

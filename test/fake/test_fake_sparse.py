@@ -748,6 +748,12 @@ FROM_INDICES: dict[str, FromIndices] = {
     "checked blocks, too far": lambda values: torch.sparse_bsr_tensor(
         torch.tensor([0, 1, 2]), torch.tensor([0, 5]), values(2, 2, 2), (4, 4), check_invariants=True
     ),
+    "checked, coalesced": lambda values: torch.sparse_coo_tensor(
+        torch.tensor([[0, 1], [0, 1]]), values(2), (2, 2), is_coalesced=True, check_invariants=True
+    ),
+    "checked, not sorted": lambda values: torch.sparse_coo_tensor(
+        torch.tensor([[1, 0], [0, 1]]), values(2), (2, 2), is_coalesced=True, check_invariants=True
+    ),
     "checked, not coalesced": lambda values: torch.sparse_coo_tensor(
         torch.tensor([[1, 1]]), values(2), (3,), is_coalesced=True, check_invariants=True
     ),
@@ -777,3 +783,39 @@ def test_unknown_indices_are_valid_but_have_no_size() -> None:
         assert torch.sparse_csr_tensor(rows, indices[0], values, (2, 2), check_invariants=True).shape == (2, 2)
         with pytest.raises(DataDependentError, match=r"needs the values of its argument `indices`"):
             torch.sparse_coo_tensor(indices, values)
+
+
+SPARSE_OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "to_dense": Tensor.to_dense,
+    "product": lambda sparse: torch.sparse.mm(sparse, torch.ones(3, 2, device=sparse.device)),
+    "values": lambda sparse: (sparse * 2).values(),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+@pytest.mark.parametrize("name", SPARSE_OF_VALUES)
+def test_values_of_a_sparse_tensor_have_gradients(name: str, device: str) -> None:
+    with fake_mode(gpu=2):
+        values = torch.ones(2, device=device, requires_grad=True)
+        indices = torch.tensor([[0, 1], [2, 0]], device=device)
+        sparse = torch.sparse_coo_tensor(indices, values, (3, 3), is_coalesced=True, check_invariants=False)
+        SPARSE_OF_VALUES[name](sparse).sum().backward()
+        assert is_fake(values.grad)
+        assert values.grad.shape == (2,)
+        assert values.grad.device == values.device
+
+
+@pytest.mark.parametrize("is_coalesced", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_masked_tensor_has_the_indices_of_the_mask(dtype: torch.dtype, is_coalesced: bool) -> None:
+    def build() -> Tensor:
+        indices, values = torch.tensor([[0, 1], [2, 0]]), torch.ones(2, 4)
+        mask = torch.sparse_coo_tensor(indices, values, (3, 3, 4), is_coalesced=is_coalesced, check_invariants=False)
+        return torch.ones(3, 3, 4, dtype=dtype).sparse_mask(mask)
+
+    wanted = build()
+    with fake_mode():
+        found = build()
+    assert metadata(found) == metadata(wanted)
+    assert (found._nnz(), found.is_coalesced()) == (wanted._nnz(), wanted.is_coalesced())

@@ -416,6 +416,60 @@ def test_fakes_on_cuda_reject_calls_that_cuda_kernels_reject(name: str) -> None:
         assert error_of(PROGRAMS[name]) == REFUSED_ON_CUDA[name]
 
 
+def repeated(*shape: int) -> Tensor:
+    return torch.empty(1, *shape[1:]).expand(shape)
+
+
+SHARED_CHECKS: dict[str, Callable[[], object]] = {
+    "multinomial of more than there are": lambda: torch.multinomial(torch.rand(3), 4),
+    "multinomial of nothing": lambda: torch.multinomial(torch.rand(3), 0),
+    "multinomial of integers": lambda: torch.multinomial(torch.ones(3).long(), 1),
+    "reduction of segments": lambda: torch.segment_reduce(torch.ones(5), "foo", lengths=torch.tensor([5])),
+    "dtype of an output": lambda: torch.tril(torch.ones(3, 4), out=torch.empty(3, 4).double()),
+    "dtype of an output of softmax": lambda: torch.softmax(torch.ones(3, 4), 0, out=torch.empty(3, 4).double()),
+    "repeated output of where": lambda: torch.where(torch.ones(3, 4) > 0, 1.0, torch.ones(3, 4), out=repeated(3, 4)),
+    "repeated output of gelu": lambda: torch._C._nn.gelu(torch.ones(3, 4), out=repeated(3, 4)),
+    "repeated output of mean": lambda: torch.mean(torch.ones(2, 3, 4), 0, out=repeated(3, 4)),
+    "repeated output of cat": lambda: torch.cat([torch.ones(3, 4)], out=repeated(3, 4)),
+    "repeated output of normal": lambda: torch.normal(0.0, 1.0, (3, 4), out=repeated(3, 4)),
+    "mask of another shape": lambda: torch.ones(3)[torch.tensor([True, False])],
+    "indices of int16": lambda: torch.ones(3)[torch.ones(2).short()],
+    "indices that are no integers": lambda: torch.ones(3)[torch.ones(2)],
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+@pytest.mark.parametrize("name", SHARED_CHECKS)
+def test_checks_that_kernels_of_both_devices_make_are_made_on_cuda(name: str) -> None:
+    wanted = error_of(SHARED_CHECKS[name])
+    with fake_mode(gpu=1), torch.device("cuda"):
+        assert error_of(SHARED_CHECKS[name]) == wanted
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=str)
+def test_spatial_targets_on_cuda_must_be_long(dtype: torch.dtype) -> None:
+    with fake_mode(gpu=1), torch.device("cuda"), pytest.raises(RuntimeError, match="expected scalar type Long but"):
+        nn.functional.cross_entropy(torch.ones(3, 5, 2), torch.ones(3, 2, dtype=dtype))
+
+
+PAIRS: dict[str, Callable[[], object]] = {
+    "other dtypes": lambda: torch.lobpcg(torch.eye(20) * torch.rand(()), k=2, B=torch.eye(20).double()),
+    "complex numbers": lambda: torch.lobpcg(torch.rand(20, 20).to(torch.complex64), k=2),
+    "integers": lambda: torch.lobpcg((torch.rand(20, 20) * 9).long(), k=2),
+    "no pairs": lambda: torch.lobpcg(torch.rand(20, 20), k=0),
+    "many pairs": lambda: torch.lobpcg(torch.rand(20, 20), k=9),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_eigenpairs_are_refused_as_those_of_real_matrices(name: str) -> None:
+    kind, text = error_of(PAIRS[name])
+    with fake_mode():
+        found, other_text = error_of(PAIRS[name])
+    assert (found, other_text.replace("mat", "m")) == (kind, text.replace("mat", "m"))
+
+
 def test_fakes_on_cuda_accept_calls_that_only_cpu_kernels_reject() -> None:
     with fake_mode(gpu=1):
         x = torch.ones(4, 4, dtype=torch.float16, device="cuda")

@@ -11,19 +11,24 @@ import torch
 
 from .. import _C
 
-__all__ = ["DEVICES", "QUERIES", "compiling", "index_of", "initializing"]
+__all__ = ["DEVICES", "QUERIES", "check_index", "compiling", "index_of", "initializing"]
 
 
 def index_of(device: Any = None) -> int:
     """Return the index of `device`, which may have any form that torch.cuda accepts, and check it."""
     index = torch.cuda._utils._get_device_index(device, optional=True)
+    check_index(index)
+    return index
+
+
+def check_index(index: int) -> None:
+    """Raise RuntimeError, as a call of CUDA's runtime, unless the thread has the fake device."""
     count = _C.fake_cuda_devices()
     if not 0 <= index < count:
         raise RuntimeError(
             f"CUDA error: invalid device ordinal: device {index} is named, but fake_mode(gpu={count}) has the "
             f"devices cuda:0 to cuda:{count - 1}."
         )
-    return index
 
 
 def _set_device(device: Any) -> None:

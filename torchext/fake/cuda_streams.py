@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from .cuda_devices import check_index, index_of
 from .stream_order import Clock, StreamKey, clock_of, clock_of_device, order_after, order_program_after
 
 __all__ = ["STREAMS", "FakeEvent", "FakeStream", "current_stream", "set_stream"]
@@ -44,7 +45,7 @@ class _Stream(torch.Stream):
             return super().__new__(
                 cls, stream_id=kwargs["stream_id"], device_index=kwargs["device_index"], device_type=CUDA
             )
-        index = torch.cuda._utils._get_device_index(device, optional=True)
+        index = index_of(device)
         if "stream_ptr" in kwargs:  # from `ExternalStream`: the value of `cuda_stream`
             return super().__new__(cls, stream_id=kwargs["stream_ptr"], device_index=index, device_type=CUDA)
         stream = super().__new__(cls, stream_id=_C.new_fake_stream(), device_index=index, device_type=CUDA)
@@ -188,6 +189,7 @@ def _current_key() -> StreamKey:
 
 def current_stream(index: int) -> Any:
     """Return the current stream of a device on this thread."""
+    check_index(index)
     return FakeStream(stream_id=_C.current_fake_stream(index), device_index=index, device_type=CUDA)
 
 

@@ -55,7 +55,10 @@ def _ending_without_values(original: Callable[[torch._lobpcg.LOBPCG], None]) -> 
         except DataDependentError:
             if assumes_values():  # by a policy that refuses this line
                 raise
-            product = self.X @ self.E.diag()
+            if self.X.numel() == 0:
+                raise ZeroDivisionError("0.0 cannot be raised to a negative power") from None  # the norm of X is 0
+            matmul = torch._linalg_utils.matmul
+            product = matmul(self.A, self.X) - matmul(self.B, self.X) * self.E  # the residual
             if self.method == "ortho":
                 self.X = product
             else:

@@ -369,11 +369,13 @@ void validateIndicesKernel(const OperatorHandle& op, DispatchKeySet keys, Stack*
   const std::size_t count = op.schema().arguments().size();
   IValue& indices = torch::jit::peek(*stack, 0, count);
   IValue& values = torch::jit::peek(*stack, 1, count);
+  std::optional<HiddenCalls> hidden;
   if (isUndeferredFake(indices.toTensor())) {
     const Tensor known = valueOf(indices.toTensor());
     replaceByZeros(values);
     if (known.defined()) {
       indices = known;
+      hidden.emplace();  // the tensors that the kernel makes have memory
     } else {
       replaceByZeros(indices);
       torch::jit::peek(*stack, 3, count) = IValue{};

@@ -92,6 +92,7 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   }
 
   c10::Device exchangeDevice(c10::Device device) const override {
+    checkFakeCudaDevice(device);
     const c10::Device previous = getDevice();
     uncheckedSetDevice(device);
     left_device = previous.index();
@@ -103,16 +104,21 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   }
 
   void setDevice(c10::Device device) const override {
+    checkFakeCudaDevice(device);
     uncheckedSetDevice(device);
   }
 
+  // `cudaSetDevice()` does not change the device either if the new one does not exist.
   void uncheckedSetDevice(c10::Device device) const noexcept override {
-    current_device = device.index();
-    left_device.reset();
+    if (device.index() >= 0 && (visible_count == 0 || device.index() < visible_count)) {
+      current_device = device.index();
+      left_device.reset();
+    }
   }
 
   // Returns one stream for all devices: see streams.h.
-  c10::Stream getStream(c10::Device /*device*/) const override {
+  c10::Stream getStream(c10::Device device) const override {
+    checkFakeCudaDevice(device);
     return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
   }
 
@@ -176,7 +182,9 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   void synchronizeStream(const c10::Stream& /*stream*/) const override {}
 
-  void synchronizeDevice(DeviceIndex /*device_index*/) const override {}
+  void synchronizeDevice(DeviceIndex device_index) const override {
+    checkFakeCudaDevice({c10::kCUDA, device_index});
+  }
 
   void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 };

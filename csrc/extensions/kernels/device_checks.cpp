@@ -20,6 +20,12 @@ bool startsWith(const std::string& line, std::string_view prefix) {
   return line.compare(0, prefix.size(), prefix) == 0;
 }
 
+// The names of operators.
+struct Names {
+  std::unordered_set<std::string> comparing;
+  std::unordered_set<std::string> shared;
+};
+
 // Parses the entries of native_functions.yaml, one line at a time.
 class Reader {
  public:
@@ -30,15 +36,18 @@ class Reader {
       name_ = "aten::" + line.substr(kBegin.size(), line.find('(') - kBegin.size());
       has_kernel_ = false;
       checks_ = true;
+      is_shared_ = false;
     } else if (startsWith(line, "  device_check: NoCheck")) {
       checks_ = false;
     } else if (startsWith(line, "  structured_delegate:") ||
                (startsWith(line, "    ") && line.substr(0, line.find(':')).find("CUDA") != std::string::npos)) {
       has_kernel_ = true;
+      is_shared_ = is_shared_ || startsWith(line, "    CPU, CUDA");
     }
+    is_shared_ = is_shared_ || startsWith(line, "  structured_inherits: TensorIteratorBase");
   }
 
-  std::unordered_set<std::string> take() {
+  Names take() {
     finish();
     return std::move(names_);
   }
@@ -46,17 +55,19 @@ class Reader {
  private:
   void finish() {
     if (has_kernel_ && checks_) {
-      names_.insert(std::move(name_));
+      names_.comparing.insert(name_);
+    }
+    if (is_shared_) {
+      names_.shared.insert(name_);
     }
   }
 
   std::string name_;
   bool has_kernel_ = false;
   bool checks_ = false;
-  std::unordered_set<std::string> names_;
+  bool is_shared_ = false;
+  Names names_;
 };
-
-using Names = std::unordered_set<std::string>;
 
 Names readNames() {
   Reader reader;
@@ -69,7 +80,7 @@ Names readNames() {
 
 // Several threads may read the file if they need it at the same time. A lock, or a static variable during its
 // initialization, would stay locked in a child process forked in the meantime.
-const Names& comparing() {
+const Names& namesOfOperators() {
   static std::atomic<const Names*> names{nullptr};
   const Names* known = names.load(std::memory_order_acquire);
   if (known == nullptr) {
@@ -88,7 +99,11 @@ void setNativeFunctions(std::string path) {
 }
 
 bool comparesDevices(const c10::OperatorHandle& op) {
-  return comparing().count(c10::toString(op.operator_name())) != 0;
+  return namesOfOperators().comparing.count(c10::toString(op.operator_name())) != 0;
+}
+
+bool sharesKernels(const c10::OperatorHandle& op) {
+  return namesOfOperators().shared.count(c10::toString(op.operator_name())) != 0;
 }
 
 }  // namespace torchext

@@ -15,10 +15,15 @@
 
 namespace torchext {
 
-// Sets the path of the file. Call once, before there are fakes. Without the file, no operator compares devices.
+// Sets the path of the file. Call once, before there are fakes. Without the file, both functions below
+// return false.
 TORCHEXT_API void setNativeFunctions(std::string path);
 
 // Returns true if `op` has that comparison. The first call reads the file.
 bool comparesDevices(const c10::OperatorHandle& op);
+
+// Returns true if one function implements `op` on the CPU and on CUDA, or if its kernels are built on a TensorIterator,
+// according to the file: then both check the same before they compute.
+bool sharesKernels(const c10::OperatorHandle& op);
 
 }  // namespace torchext

@@ -8,7 +8,6 @@
 
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
-#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -27,7 +26,7 @@ enum class Kind : std::uint8_t {
   // The argument and the result are strided. The result has the metadata that the operator returns for strided
   // arguments of the same shapes.
   kLikeStrided,
-  // The argument is sparse. The result has the same indices and other values.
+  // The argument is sparse. The result has the same indices, and other values in the dtype of the first argument.
   kLikeArgument,
   // The argument is compressed. The result has the same elements, compressed along the other dimension.
   kRecompressed,
@@ -52,6 +51,7 @@ constexpr std::array kRemedies{
     Remedy{"aten::sub_", Kind::kLikeStrided, 0},
     Remedy{"aten::_sparse_log_softmax", Kind::kLikeArgument},
     Remedy{"aten::_sparse_softmax", Kind::kLikeArgument},
+    Remedy{"aten::sparse_mask", Kind::kLikeArgument, 1},
     Remedy{"aten::sparse_sampled_addmm", Kind::kLikeArgument},
     Remedy{"aten::_to_sparse_bsc", Kind::kRecompressed, 0, c10::kSparseBsr},
     Remedy{"aten::_to_sparse_bsr", Kind::kRecompressed, 0, c10::kSparseBsc},
@@ -139,8 +139,9 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
     return;
   }
   const Tensor argument = topOf(stack, count)[remedy.argument].toTensor();
+  const auto dtype = topOf(stack, count).front().toTensor().scalar_type();
   torch::jit::drop(stack, count);
-  torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument) : at::clone(argument));
+  torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument) : argument.clone().to(dtype));
 }
 
 }  // namespace torchext

@@ -26,6 +26,7 @@
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../kernels/convolutions.h"
+#include "../kernels/device_checks.h"
 #include "../support/allocation_limit.h"
 #include "real_results.h"
 #include "size_scale.h"
@@ -71,15 +72,26 @@ bool isOnCuda(ArrayRef<IValue> arguments) {
   return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
 }
 
-// The locations of checks that CPU and CUDA kernels share: those of structured kernels, of elementwise kernels, of
-// typed access to data, of random fills, and of `dot`. An error's text contains the location.
-constexpr std::array<std::string_view, 8> kSharedChecks{"raised from meta at", "raised from dot_check at",
-                                                        "/ATen/ExpandUtils.",  "/TensorIterator.cpp",
-                                                        "/TensorMethods.cpp",  "/WrapDim",
-                                                        "/ReduceAllOps.cpp",   "/native/DistributionTemplates.h"};
+// The locations of checks that CPU and CUDA kernels share: those of structured kernels and their outputs, of
+// elementwise kernels, of typed access to data, of indices, of random fills, and of `dot`. An error's text contains the
+// location.
+constexpr std::array<std::string_view, 10> kSharedChecks{"raised from meta at",
+                                                         "raised from resize_out at",
+                                                         "raised from dot_check at",
+                                                         "/ATen/ExpandUtils.",
+                                                         "/TensorIterator.cpp",
+                                                         "/TensorMethods.cpp",
+                                                         "/WrapDim",
+                                                         "/ReduceAllOps.cpp",
+                                                         "/IndexingUtils.h",
+                                                         "/native/DistributionTemplates.h"};
 
-bool isShared(const Refusal& refusal) {
+bool isShared(const OperatorHandle& op, const Refusal& refusal) {
   const std::string text = refusal.messageAndOrigin();
+  const auto names = [&refusal](const char* device) { return refusal.message.find(device) != std::string::npos; };
+  if (sharesKernels(op) && !names("cpu") && !names("CPU")) {
+    return true;
+  }
   return std::any_of(kSharedChecks.begin(), kSharedChecks.end(),
                      [&text](std::string_view origin) { return text.find(origin) != std::string::npos; });
 }
@@ -93,13 +105,18 @@ struct OwnCheck {
 
 constexpr std::string_view kOverlaps = "unsupported operation: some elements of the input tensor and the written-to";
 constexpr std::string_view kOtherShape = "source tensor shape must match self tensor shape";
-constexpr std::array<OwnCheck, 4> kOwnChecks{{
+constexpr std::string_view kRepeats = "unsupported operation: more than one element of the written-to tensor refers to";
+constexpr std::array<OwnCheck, 6> kOwnChecks{{
     // `addmm_impl_cpu_()` (LinearAlgebra.cpp) and `addmm_out_cuda_impl()` (cuda/Blas.cpp)
     {"", "expected m1 and m2 to have the same dtype", "expected mat1 and mat2 to have the same dtype"},
     {"aten::masked_scatter_", "masked_scatter_ only supports boolean masks, but got mask with dtype Byte",
      "masked_scatter_ only supports boolean masks, but got mask with dtype unsigned char"},
     {"aten::index_add", kOtherShape, kOtherShape},
     {"aten::cat", kOverlaps, kOverlaps},
+    {"aten::cat", kRepeats, kRepeats},
+    // `data_ptr<int64_t>()` (NLLLoss2d.cu)
+    {"aten::nll_loss2d_forward", "expected target dtype to be Long or Byte, but got",
+     "expected scalar type Long but found"},
 }};
 
 // Raises CUDA's error for a call that the CPU refuses. Returns if CUDA does not share the check: the CUDA kernel may
@@ -127,7 +144,7 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
   }
   // The dtypes of CUDA kernels are checked separately: NOTE [Dtypes that CUDA kernels refuse].
   const bool lacks_code = refusal.message.find("\" not implemented for '") != std::string::npos;
-  if (!lacks_code && isShared(refusal)) {
+  if (!lacks_code && isShared(op, refusal)) {
     std::rethrow_exception(refusal.error);
   }
   for (const OwnCheck& check : kOwnChecks) {

@@ -49,9 +49,13 @@ constexpr std::array<std::string_view, 7> kLookForSpecialValues{
     "ProdBackward1",       // the same
 };
 
-bool isFakeWithoutValues(const Tensor& tensor) {
-  return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit) &&
-         !knownValueOf(tensor).defined();
+bool isPlainFake(const Tensor& tensor) {
+  return isFake(tensor) && tensor.has_storage() && !tensor.key_set().has(DispatchKey::DeferredInit);
+}
+
+// Returns true for quantiles whose values are known: these are all that is read.
+bool areKnownQuantiles(const c10::Argument& argument, const c10::IValue& value) {
+  return argument.name() == "q" && value.isTensor() && knownValueOf(value.toTensor()).defined();
 }
 
 // Returns an alias of `tensor` that is equivalent for autograd: an input of the same node, with the same version and
@@ -74,11 +78,10 @@ Tensor aliasWithoutValues(const Tensor& tensor) {
 void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto& arguments = op.schema().arguments();
   for (const auto i : c10::irange(arguments.size())) {
-    if (!isWritten(arguments[i])) {
-      c10::IValue& value = torch::jit::peek(*stack, i, arguments.size());
-      value = mapTensors(value, [](const Tensor& tensor) {
-        return isFakeWithoutValues(tensor) ? aliasWithoutValues(tensor) : tensor;
-      });
+    c10::IValue& value = torch::jit::peek(*stack, i, arguments.size());
+    if (!isWritten(arguments[i]) && !areKnownQuantiles(arguments[i], value)) {
+      value = mapTensors(
+          value, [](const Tensor& tensor) { return isPlainFake(tensor) ? aliasWithoutValues(tensor) : tensor; });
     }
   }
   const FactoriesOfCall guard{topOf(*stack, arguments.size())};

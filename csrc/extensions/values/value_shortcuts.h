@@ -14,10 +14,9 @@ namespace torchext {
 // Other kernels and formulas do not read if `isTensorSubclassLike()` (TensorSubclassLikeUtils.h) returns true, which
 // means that a tensor may have no memory. This is decided by dispatch keys, and fakes carry those of a real tensor. If
 // fakes always carried such a key, all other callers of that function would take another path than for real tensors,
-// and leave other nodes in the graph (`reshape` would). So only aliases carry one: the fake arguments without known
-// values of the operators in the table of value_shortcuts.cpp are replaced by aliases that also carry the backend bit
-// of the meta device. A formula saves the alias, and finds the bit when it runs. The operator's results do not carry
-// it.
+// and leave other nodes in the graph (`reshape` would). So only aliases carry one: the fake arguments of the operators
+// in the table of value_shortcuts.cpp are replaced by aliases that also carry the backend bit of the meta device. A
+// formula saves the alias, and finds the bit when it runs. The operator's results do not carry it.
 //
 // Deferred tensors have values, and take the path of real tensors.
 
