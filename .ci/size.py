@@ -13,9 +13,9 @@ import sys
 # last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
 # ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), processes that a program
 # starts (79,500 before), and outputs with math bits, uncounted versions and checked conversions (79,650 before).
-BUDGET = 80_260
+BUDGET = 80_250
 # Budget for csrc/core, which a newcomer must understand: 13,000 is the goal.
-CORE_BUDGET = 16_410
+CORE_BUDGET = 13_000
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

@@ -5,9 +5,8 @@
 
 #include <torch/version.h>
 
-#include "hooks/hooks.h"
-#include "support/locks.h"
-#include "support/take_key.h"
+#include "../libraries/support/locks.h"
+#include "../libraries/support/take_key.h"
 #include "torch_internals/self_tests.h"
 
 namespace torchext {
@@ -20,20 +19,11 @@ namespace {
   return true;
 }();
 
-// For the tests of this package, as in core/torch_internals/self_tests.cpp.
-bool isBroken(std::string_view what) noexcept {
-  const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");
-  return broken != nullptr && broken == what;
-}
-
 }  // namespace
 
 void setUp() {
   static const bool done = [] {
     runSelfTests();
-    for (const ExtensionTest test : hooks().self_tests) {
-      test(&isBroken);
-    }
     surviveForks();
     return true;
   }();
@@ -41,7 +31,8 @@ void setUp() {
 }
 
 const char* builtForTorch() noexcept {
-  return isBroken("library") ? "2.0.1" : TORCH_VERSION;
+  const char* broken = std::getenv("TORCHEXT_BREAK_PIECE");  // for the tests of this package
+  return broken != nullptr && broken == std::string_view{"library"} ? "2.0.1" : TORCH_VERSION;
 }
 
 }  // namespace torchext

@@ -1,7 +1,6 @@
 // Connects the extensions with the hooks of the core when the library is loaded.
 
 #include <c10/util/Exception.h>
-#include <torch/version.h>
 
 #include "../core/fake/meta/meta_call.h"
 #include "../core/hooks/hooks.h"
@@ -11,6 +10,7 @@
 #include "composites/gradient_factories.h"
 #include "composites/versions.h"
 #include "cuda/fake_cuda.h"
+#include "cuda/virtual_table.h"
 #include "dispatch/deferred_resize.h"
 #include "dispatch/foreign_fakes.h"
 #include "dispatch/hit_checks.h"
@@ -38,12 +38,10 @@ namespace torchext {
 
 namespace {
 
-void testAllocations(bool (*is_broken)(std::string_view what) noexcept) {
-  TORCH_CHECK(
-      testAllocationLimit(is_broken("allocation_limit")),
-      "torchext needs a CPU allocator of PyTorch that reports memory before it has an owner, but that of torch ",
-      TORCH_VERSION, " does not. Use a release that this torchext supports, or a newer torchext.");
-}
+constexpr TestedPiece kAllocationLimit{"allocation_limit", "the CPU allocator reporting memory before it has an owner",
+                                       215, &testAllocationLimit};
+constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being called as the Itanium C++ ABI specifies",
+                                    215, &testVirtualTable};
 
 [[maybe_unused]] const bool are_connected = [] {
   Hooks& all = hooks();
@@ -78,7 +76,8 @@ void testAllocations(bool (*is_broken)(std::string_view what) noexcept) {
   registerOrigins();
   registerAmpHandler();
   registerMemoryCounter();
-  all.self_tests.add(&testAllocations);
+  all.pieces.add(&kAllocationLimit);
+  all.pieces.add(&kVirtualTable);
   return true;
 }();
 

@@ -11,11 +11,11 @@
 #include <torch/csrc/DynamicTypes.h>
 
 #include "../core/amp/region.h"
-#include "../core/support/open_blocks.h"
-#include "../core/support/sizes.h"
 #include "../extensions/amp/amp_tensor.h"
 #include "../extensions/amp/backward.h"
 #include "../extensions/amp/policies.h"
+#include "../libraries/support/open_blocks.h"
+#include "../libraries/support/sizes.h"
 #include "bind.h"
 #include "block_type.h"
 #include "interpreter.h"

@@ -1,8 +1,6 @@
 #include "../core/deferred_init/deferred_init.h"
 #include "../core/fake/fake.h"
 #include "../core/marks/source_lines.h"
-#include "../core/support/leases.h"
-#include "../core/support/locks.h"
 #include "../extensions/digests/digest.h"
 #include "../extensions/digests/recording_digest.h"
 #include "../extensions/placement/adopt.h"
@@ -10,6 +8,8 @@
 #include "../extensions/placement/recorded_value.h"
 #include "../extensions/placement/retained.h"
 #include "../extensions/tapes/draws.h"
+#include "../libraries/support/leases.h"
+#include "../libraries/support/locks.h"
 #include "../libraries/support/recycled_memory.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "../core/support/sizes.h"
+#include "../libraries/support/sizes.h"
 #include "bind.h"
 #include "interpreter.h"
 #include "module.h"

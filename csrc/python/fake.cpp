@@ -16,8 +16,6 @@
 #include "../core/fake/layouts/layout.h"
 #include "../core/fake/meta/meta_kernel.h"
 #include "../core/fake/storage/fake_factories.h"
-#include "../core/support/locks.h"
-#include "../core/support/open_blocks.h"
 #include "../extensions/collectives/collectives.h"
 #include "../extensions/composites/gradient_factories.h"
 #include "../extensions/cuda/fake_cuda.h"
@@ -26,6 +24,8 @@
 #include "../extensions/dispatch/hit_checks.h"
 #include "../extensions/kernels/device_checks.h"
 #include "../extensions/values/known_values.h"
+#include "../libraries/support/locks.h"
+#include "../libraries/support/open_blocks.h"
 #include "bind.h"
 #include "module.h"
 

@@ -7,8 +7,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include "../core/support/interpreter.h"
-#include "../core/support/sizes.h"
+#include "../libraries/support/interpreter.h"
+#include "../libraries/support/sizes.h"
 
 namespace torchext::python {
 

@@ -8,9 +8,9 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
-#include "../core/support/sizes.h"
 #include "../extensions/cuda/gpu.h"
 #include "../extensions/memory/kernel_memory.h"
+#include "../libraries/support/sizes.h"
 #include "bind.h"
 #include "interpreter.h"
 #include "module.h"

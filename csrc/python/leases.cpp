@@ -9,8 +9,8 @@
 
 #include <pybind11/stl.h>
 
-#include "../core/support/leases.h"
 #include "../extensions/composites/gradient_factories.h"
+#include "../libraries/support/leases.h"
 #include "interpreter.h"
 #include "module.h"
 #include "patching.h"

@@ -1,4 +1,4 @@
-#include "../core/support/locks.h"
+#include "../libraries/support/locks.h"
 
 #include <algorithm>
 #include <string>

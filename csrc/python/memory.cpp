@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "../core/fake/storage/storage_memory.h"
-#include "../core/support/locks.h"
-#include "../core/support/sizes.h"
 #include "../extensions/cuda/fake_cuda.h"
 #include "../extensions/memory/cuda_settings.h"
 #include "../extensions/memory/device_memory.h"
@@ -16,6 +14,8 @@
 #include "../extensions/memory/out_of_memory.h"
 #include "../extensions/memory/real_allocations.h"
 #include "../extensions/memory/timeline.h"
+#include "../libraries/support/locks.h"
+#include "../libraries/support/sizes.h"
 #include "bind.h"
 #include "module.h"
 

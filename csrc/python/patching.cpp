@@ -15,8 +15,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "../core/fake/fake.h"
-#include "../core/support/sizes.h"
 #include "../extensions/marks/tensor_marks.h"
+#include "../libraries/support/sizes.h"
 #include "bind.h"
 #include "interpreter.h"
 #include "module.h"

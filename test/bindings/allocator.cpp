@@ -4,8 +4,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../../csrc/core/support/sizes.h"
 #include "../../csrc/libraries/caching_allocator/caching_allocator.h"
+#include "../../csrc/libraries/support/sizes.h"
 #include "bindings.h"
 
 namespace torchext::python {

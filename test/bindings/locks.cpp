@@ -1,4 +1,4 @@
-#include "../../csrc/core/support/locks.h"
+#include "../../csrc/libraries/support/locks.h"
 
 #include <algorithm>
 #include <chrono>

@@ -188,7 +188,7 @@ class TestEnv:
         assert command_line.main(["env", "--json", "-"]) == 0
         tests = json.loads(capsys.readouterr().out)["self_tests"]
         assert [name for name, test in tests.items() if not test["passed"]] == ["backend_meta"]
-        assert len(tests) == 8
+        assert len(tests) == 9
 
     @pytest.mark.ci
     def test_keys_of_a_fresh_process_belong_to_torchext(self) -> None:

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-#include "core/support/operator_table.h"
+#include "libraries/support/operator_table.h"
 #include "tests.h"
 
 namespace {

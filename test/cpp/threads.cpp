@@ -23,11 +23,11 @@
 
 #include "core/deferred_init/graph/op_graph.h"
 #include "core/fake/storage/storage_memory.h"
-#include "core/support/locks.h"
 #include "extensions/memory/device_memory.h"
 #include "extensions/memory/real_allocations.h"
 #include "extensions/memory/timeline.h"
 #include "extensions/placement/retained.h"
+#include "libraries/support/locks.h"
 #include "tests.h"
 
 using at::Tensor;

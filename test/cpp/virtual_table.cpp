@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "core/torch_internals/virtual_table.h"
+#include "extensions/cuda/virtual_table.h"
 #include "tests.h"
 
 // The table is exported, as in a PyTorch library.

@@ -1,4 +1,4 @@
-"""The locks of the library: the NOTE [The order of locks] of csrc/core/support/locks.h."""
+"""The locks of the library: the NOTE [The order of locks] of csrc/libraries/support/locks.h."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_lock_is_in_the_table() -> None:
     )
     sources = {path.relative_to(ROOT / "csrc").as_posix(): path for path in (ROOT / "csrc").rglob("*.[ch]*")}
     found = {name for name, path in sources.items() if lock.search(path.read_text())}
-    assert found - OF_PYTORCH == {"core/support/locks.cpp"}
+    assert found - OF_PYTORCH == {"libraries/support/locks.cpp"}
 
 
 def test_python_code_has_no_other_locks() -> None:

@@ -7,8 +7,8 @@
 #include <torchext/autocast.h>
 #include <torchext/macros.h>
 
-#include "../support/leases.h"
-#include "../support/open_blocks.h"
+#include "../../libraries/support/leases.h"
+#include "../../libraries/support/open_blocks.h"
 
 namespace torchext {
 

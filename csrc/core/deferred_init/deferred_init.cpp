@@ -2,13 +2,13 @@
 
 #include <memory>
 
+#include "../../libraries/support/included_key.h"
+#include "../../libraries/support/open_blocks.h"
+#include "../../libraries/support/take_key.h"
 #include "../fake/calls/recording.h"
 #include "../fake/fake_key.h"
 #include "../fake/storage/fake_keys.h"
 #include "../hooks/hooks.h"
-#include "../support/included_key.h"
-#include "../support/open_blocks.h"
-#include "../support/take_key.h"
 #include "graph/op_graph.h"
 #include "record/recorder.h"
 

@@ -2,10 +2,10 @@
 
 #include <c10/util/irange.h>
 
+#include "../../libraries/support/locks.h"
 #include "../fake/calls/errors.h"
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
-#include "../support/locks.h"
 #include "deferred_init.h"
 
 namespace torchext {

@@ -6,9 +6,9 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "../../libraries/support/open_blocks.h"
+#include "../../libraries/support/sizes.h"
 #include "../hooks/hooks.h"
-#include "../support/open_blocks.h"
-#include "../support/sizes.h"
 #include "fake_key.h"
 #include "layouts/layout.h"
 #include "storage/fake_factories.h"

@@ -14,10 +14,10 @@
 #include <c10/util/SmallVector.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../libraries/support/held_warnings.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../hooks/hooks.h"
-#include "../support/held_warnings.h"
-#include "../support/plain_tensors.h"
-#include "../support/stack_utils.h"
 #include "cache/call_key.h"
 #include "cache/metadata_cache.h"
 #include "cache/result_recipe.h"

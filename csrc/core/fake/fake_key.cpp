@@ -3,8 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "../../libraries/support/take_key.h"
 #include "../hooks/hooks.h"
-#include "../support/take_key.h"
 #include "fake_handler.h"
 #include "storage/fake_keys.h"
 

@@ -5,8 +5,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../libraries/support/stack_utils.h"
 #include "../hooks/hooks.h"
-#include "../support/stack_utils.h"
 #include "cache/metadata_cache.h"
 #include "calls/recording.h"
 #include "storage/fake_factories.h"

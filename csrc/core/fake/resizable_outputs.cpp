@@ -3,7 +3,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../torch_internals/open_tensor_impl.h"
 #include "calls/op_traits.h"
 #include "storage/fake_tensor_impl.h"

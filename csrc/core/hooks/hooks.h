@@ -20,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -516,9 +515,14 @@ using OnKeyTaken = void (*)();
 // Called before a fake gets lazy bits: conjugate, negative, zero. May be called again, and on several threads at once.
 using OnLazyBits = void (*)(c10::DispatchKeySet bits);
 
-// Raises an error if a property of PyTorch does not hold that an extension relies on. Called before the first key is
-// taken. `is_broken` makes a test fail, for tests of the tests.
-using ExtensionTest = void (*)(bool (*is_broken)(std::string_view what) noexcept);
+// Code that relies on details of PyTorch, and its test: core/torch_internals/self_tests.h.
+struct TestedPiece {
+  const char* name;
+  const char* relies_on;
+  int verified;  // the newest release of PyTorch on which it was verified, such as 215 for 2.15
+  bool (*passes)(bool is_broken);
+  bool is_needed_by_all = true;
+};
 
 // ---- All hooks ----
 
@@ -577,7 +581,7 @@ struct Hooks {
   HookList<OnKeyTaken> on_marks_key{};
   HookList<OnNormalTensor> on_normal_tensor{};
   HookList<OnLazyBits> on_lazy_bits{};
-  HookList<ExtensionTest> self_tests{};
+  HookList<const TestedPiece*> pieces{};
 };
 
 // Change it only while the library is loaded.

@@ -6,7 +6,7 @@
 
 #include <torchext/macros.h>
 
-#include "../support/open_blocks.h"
+#include "../../libraries/support/open_blocks.h"
 
 namespace torchext {
 

@@ -10,12 +10,12 @@
 #include <c10/core/TensorImpl.h>
 #include <torchext/inference_mode.h>
 
+#include "../../libraries/support/sizes.h"
 #include "../fake/fake.h"
 #include "../fake/layouts/layout.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../hooks/hooks.h"
-#include "../support/sizes.h"
 #include "../torch_internals/open_tensor_impl.h"
 
 namespace torchext {

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <optional>
 
+#include "../../libraries/support/leases.h"
+#include "../../libraries/support/take_key.h"
 #include "../hooks/hooks.h"
-#include "../support/leases.h"
-#include "../support/take_key.h"
 #include "../torch_internals/self_tests.h"
 
 namespace torchext {

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include "../support/interpreter.h"
-#include "../support/open_blocks.h"
+#include "../../libraries/support/interpreter.h"
+#include "../../libraries/support/open_blocks.h"
 
 namespace torchext {
 

@@ -16,16 +16,14 @@
 #include "keys_of_tests.h"
 #include "open_tensor_impl.h"
 #include "torch_compat.h"
-#include "virtual_table.h"
 
 namespace torchext {
 
 namespace {
 
 // In the order of `SelfTest`.
-constexpr std::array<TestedPiece, 8> kPieces{{
+constexpr std::array<TestedPiece, 7> kPieces{{
     {"open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`", 215, &testTensorKeys},
-    {"virtual_table", "virtual functions being called as the Itanium C++ ABI specifies", 215, &testVirtualTable},
     {"kernel_identity", "the first four words of a KernelFunction identifying a kernel", 215, &testKernelIdentity},
     {"operator_entry", "private members of OperatorHandle, OperatorEntry and KernelFunction", 215, &testOperatorEntry},
     {"fallbacks", "private members of the Dispatcher about the fallbacks of keys", 215, &testFallbacks, false},
@@ -51,24 +49,28 @@ const TestedPiece& pieceOf(SelfTest test) {
 }
 
 [[noreturn]] void raise(const TestedPiece& piece, const char* usage) {
-  TORCH_CHECK(isVerified(piece), usage, " `", piece.name, "` of csrc/torch_internals, which relies on ",
-              piece.relies_on, ". That was verified up to torch ", piece.verified / 100, ".", piece.verified % 100,
+  TORCH_CHECK(isVerified(piece), usage, " `", piece.name, "`, which relies on ", piece.relies_on,
+              ". That was verified up to torch ", piece.verified / 100, ".", piece.verified % 100,
               ", and torchext is built for torch ", TORCH_VERSION,
               ". Use a release that this torchext supports, or a "
               "newer torchext; or set TORCHEXT_ACCEPT_UNVERIFIED_TORCH=1 if crashes and wrong results are acceptable.");
-  TORCH_CHECK(false, usage, " `", piece.name, "` of csrc/torch_internals, which relies on ", piece.relies_on,
+  TORCH_CHECK(false, usage, " `", piece.name, "`, which relies on ", piece.relies_on,
               ". Its self-test fails with this PyTorch (built for ", TORCH_VERSION,
               "). Use a release of PyTorch that this torchext supports, or a newer torchext.");
 }
 
 }  // namespace
 
-const std::array<TestedPiece, 8>& piecesOfPyTorch() {
-  return kPieces;
+std::vector<TestedPiece> piecesOfPyTorch() {
+  std::vector<TestedPiece> pieces{kPieces.begin(), kPieces.end()};
+  for (const TestedPiece* piece : hooks().pieces) {
+    pieces.push_back(*piece);
+  }
+  return pieces;
 }
 
 void runSelfTests() {
-  for (const TestedPiece& piece : kPieces) {
+  for (const TestedPiece& piece : piecesOfPyTorch()) {
     if (piece.is_needed_by_all && !passesSelfTest(piece)) {
       raise(piece, "torchext needs");
     }

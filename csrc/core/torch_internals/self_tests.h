@@ -1,18 +1,20 @@
 #pragma once
 
-// The files of this directory rely on details that PyTorch does not promise. Each piece has a test that takes
-// microseconds, and the newest release on which it was verified: the test does not cover all changes of PyTorch, and an
-// undetected one may crash. So a piece fails with newer releases, unless TORCHEXT_ACCEPT_UNVERIFIED_TORCH is 1.
+// The files of this directory, and some of extensions, rely on details that PyTorch does not promise. Each piece has a
+// test that takes microseconds, and the newest release on which it was verified: the test does not cover all changes of
+// PyTorch, and an undetected one may crash. So a piece fails with newer releases, unless
+// TORCHEXT_ACCEPT_UNVERIFIED_TORCH is 1.
 
-#include <array>
+#include <vector>
 
 #include <torchext/macros.h>
+
+#include "../hooks/hooks.h"
 
 namespace torchext {
 
 enum class SelfTest : int {
   kTensorKeys,      // open_tensor_impl.h
-  kVirtualTable,    // virtual_table.h
   kKernelIdentity,  // kernel_identity.h
   kOperatorEntry,   // dispatcher_internals.h: the tables of operators
   kFallbacks,       // dispatcher_internals.h: the fallbacks of keys
@@ -21,15 +23,8 @@ enum class SelfTest : int {
   kBackendMeta,     // backend_meta.h
 };
 
-struct TestedPiece {
-  const char* name;
-  const char* relies_on;
-  int verified;
-  bool (*passes)(bool is_broken);
-  bool is_needed_by_all = true;
-};
-
-TORCHEXT_API const std::array<TestedPiece, 8>& piecesOfPyTorch();
+// Returns the pieces of this directory, in the order of `SelfTest`, and those of extensions.
+TORCHEXT_API std::vector<TestedPiece> piecesOfPyTorch();
 
 // Runs the tests of the pieces that all features rely on. Raises an error that names the first failed piece.
 void runSelfTests();

@@ -5,8 +5,8 @@
 #include <c10/util/irange.h>
 
 #include "../../core/amp/region.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/autocast_mode.h"
+#include "../../libraries/support/stack_utils.h"
 #include "amp_tensor.h"
 
 namespace torchext {

@@ -9,8 +9,8 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/autocast_mode.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../marks/marks_handlers.h"
 #include "amp_arguments.h"
 #include "amp_results.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "../../core/amp/region.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "amp_tensor.h"
 
 namespace torchext {

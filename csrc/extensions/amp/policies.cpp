@@ -6,9 +6,9 @@
 
 #include <torch/library.h>
 
-#include "../../core/support/locks.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/autocast_mode.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/stack_utils.h"
 #include "policy_probe.h"
 
 namespace torchext {

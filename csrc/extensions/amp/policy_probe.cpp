@@ -14,8 +14,8 @@
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/autocast_mode.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "amp_tensor.h"
 

@@ -21,7 +21,7 @@
 #include "../../core/fake/hits.h"
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../values/assumptions.h"
 #include "../values/known_values.h"

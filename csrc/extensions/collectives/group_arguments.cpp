@@ -2,7 +2,7 @@
 
 #include <ATen/core/jit_type.h>
 
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 #include "process_groups.h"
 
 namespace torchext {

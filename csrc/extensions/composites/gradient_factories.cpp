@@ -10,7 +10,7 @@
 #include <pthread.h>
 
 #include "../../core/fake/storage/fake_factories.h"
-#include "../../core/support/locks.h"
+#include "../../libraries/support/locks.h"
 #include "../support/autograd.h"
 
 namespace torchext {

@@ -5,8 +5,8 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../values/known_bytes.h"
 
 namespace torchext {

@@ -11,8 +11,8 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <c10/util/env.h>
 
-#include "../../core/support/sizes.h"
 #include "../../core/torch_internals/torch_compat.h"
+#include "../../libraries/support/sizes.h"
 #include "fake_cuda.h"
 
 namespace torchext {

@@ -1,8 +1,8 @@
 #include "composed_kernels.h"
 
 #include "../../core/fake/calls/recording.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

@@ -12,14 +12,14 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "../../core/support/locks.h"
-#include "../../core/support/no_warnings.h"
-#include "../../core/torch_internals/virtual_table.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/no_warnings.h"
 #include "../support/autograd.h"
 #include "attention.h"
 #include "generators.h"
 #include "profiling.h"
 #include "streams.h"
+#include "virtual_table.h"
 
 namespace torchext {
 

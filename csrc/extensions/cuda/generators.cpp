@@ -13,8 +13,8 @@
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
-#include "../../core/support/locks.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/stack_utils.h"
 #include "fake_cuda.h"
 #include "philox.h"
 

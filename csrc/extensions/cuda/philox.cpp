@@ -15,9 +15,9 @@
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
-#include "../../core/support/no_warnings.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/no_warnings.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 #include "fake_cuda.h"
 
 namespace torchext {

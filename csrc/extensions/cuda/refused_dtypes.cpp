@@ -20,8 +20,8 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/errors.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/torch_compat.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../support/data_files.h"
 
 namespace torchext {

@@ -5,7 +5,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 
 namespace torchext {
 

@@ -12,7 +12,7 @@
 
 #include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/deferred_init/state/real_dispatch.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 #include "../../libraries/support/threads.h"
 
 namespace torchext {

@@ -13,9 +13,9 @@
 #include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/deferred_init/plan/liveness.h"
 #include "../../core/deferred_init/state/real_dispatch.h"
-#include "../../core/support/locks.h"
-#include "../../core/support/sizes.h"
 #include "../../libraries/support/kernels_only.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/sizes.h"
 #include "../placement/retained.h"
 
 namespace torchext {

@@ -15,13 +15,13 @@
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/locks.h"
-#include "../../core/support/no_warnings.h"
-#include "../../core/support/stack_utils.h"
-#include "../../core/support/take_key.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/kernel_identity.h"
 #include "../../core/torch_internals/self_tests.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/no_warnings.h"
+#include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 
 namespace torchext {
 
@@ -187,7 +187,7 @@ void shareKey() {
   TORCH_CHECK(
       passesSelfTest(SelfTest::kFallbacks),
       "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
-      "share it: the self-test of `fallbacks` in csrc/torch_internals fails with this version of PyTorch. Use "
+      "share it: the self-test of `fallbacks` fails with this version of PyTorch. Use "
       "fake and deferred tensors in a process that does not load the library that registered the fallback. "
       "Inference mode and autocast do not need the key.");
   foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);

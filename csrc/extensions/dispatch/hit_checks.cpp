@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/interpreter.h"
+#include "../../libraries/support/interpreter.h"
 
 namespace torchext {
 

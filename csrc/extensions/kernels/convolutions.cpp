@@ -19,8 +19,8 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/Storage.h>
 
-#include "../../core/support/plain_tensors.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../support/kernel_threads.h"
 
 namespace torchext {

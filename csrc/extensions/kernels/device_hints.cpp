@@ -9,8 +9,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/WrapDimMinimal.h>
 
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 #include "convolutions.h"
 #include "promoted_strides.h"
 

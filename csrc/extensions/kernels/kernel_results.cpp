@@ -17,9 +17,9 @@
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/torch_compat.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

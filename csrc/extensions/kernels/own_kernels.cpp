@@ -9,8 +9,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

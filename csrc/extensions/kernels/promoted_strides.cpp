@@ -8,8 +8,8 @@
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_like.h>
 
-#include "../../core/support/plain_tensors.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

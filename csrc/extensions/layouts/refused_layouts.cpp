@@ -6,7 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "../../core/fake/calls/errors.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "kinds.h"
 
 namespace torchext {

@@ -12,7 +12,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "../../core/fake/meta/meta_call.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../values/follow_values.h"
 #include "sparse_fakes.h"
 

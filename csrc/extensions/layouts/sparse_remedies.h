@@ -6,7 +6,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
-#include "../../core/support/operator_table.h"
+#include "../../libraries/support/operator_table.h"
 
 namespace torchext {
 

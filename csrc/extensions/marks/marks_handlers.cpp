@@ -3,8 +3,8 @@
 #include <array>
 
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/stack_utils.h"
-#include "../../core/support/take_key.h"
+#include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 #include "tensor_marks.h"
 
 namespace torchext {

@@ -11,9 +11,9 @@
 #include "../../core/hooks/hooks.h"
 #include "../../core/inference/mode_blocks.h"
 #include "../../core/marks/source_lines.h"
-#include "../../core/support/interpreter.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/error_texts.h"
+#include "../../libraries/support/interpreter.h"
+#include "../../libraries/support/stack_utils.h"
 #include "marks_handlers.h"
 #include "tensor_marks.h"
 

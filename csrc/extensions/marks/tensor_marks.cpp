@@ -7,8 +7,8 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include "../../core/support/locks.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
+#include "../../libraries/support/locks.h"
 
 namespace torchext {
 

@@ -8,7 +8,7 @@
 #include <torchext/macros.h>
 
 #include "../../core/marks/marks_key.h"
-#include "../../core/support/leases.h"
+#include "../../libraries/support/leases.h"
 #include "marks_handlers.h"
 
 namespace torchext {

@@ -7,7 +7,7 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/util/Exception.h>
 
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

@@ -12,7 +12,7 @@
 #include <torch/version.h>
 
 #include "../../core/fake/storage/storage_memory.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/streams.h"
 #include "cuda_settings.h"

@@ -20,10 +20,10 @@
 
 #include <torchext/macros.h>
 
-#include "../../core/support/interpreter.h"
-#include "../../core/support/locks.h"
 #include "../../libraries/caching_allocator/allocator_stats.h"
 #include "../../libraries/caching_allocator/caching_allocator.h"
+#include "../../libraries/support/interpreter.h"
+#include "../../libraries/support/locks.h"
 #include "kernel_memory.h"
 #include "timeline.h"
 

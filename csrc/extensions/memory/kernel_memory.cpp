@@ -2,8 +2,8 @@
 
 #include <atomic>
 
-#include "../../core/support/locks.h"
-#include "../../core/support/operator_table.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/operator_table.h"
 
 namespace torchext {
 

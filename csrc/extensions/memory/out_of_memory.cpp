@@ -10,7 +10,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../../core/support/locks.h"
+#include "../../libraries/support/locks.h"
 #include "timeline.h"
 
 namespace torchext {

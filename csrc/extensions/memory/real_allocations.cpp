@@ -10,9 +10,9 @@
 
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/storage_memory.h"
-#include "../../core/support/locks.h"
-#include "../../core/support/open_blocks.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/open_blocks.h"
+#include "../../libraries/support/sizes.h"
 #include "../support/allocation_reporter.h"
 #include "device_memory.h"
 

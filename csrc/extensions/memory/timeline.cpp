@@ -8,8 +8,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "../../core/support/locks.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/sizes.h"
 
 namespace torchext {
 

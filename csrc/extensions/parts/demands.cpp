@@ -8,7 +8,7 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 #include "part_rules.h"
 #include "value_parts.h"
 

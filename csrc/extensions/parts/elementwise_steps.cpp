@@ -14,8 +14,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/accumulate.h>
 
-#include "../../core/support/stack_utils.h"
 #include "../../libraries/support/kernels_only.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../tapes/replay_fill.h"
 
 namespace torchext {

@@ -6,7 +6,7 @@
 
 #include <c10/util/irange.h>
 
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 
 namespace torchext {
 

@@ -23,7 +23,7 @@
 #include <torchext/macros.h>
 
 #include "../../core/deferred_init/graph/op_graph.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 
 namespace torchext {
 

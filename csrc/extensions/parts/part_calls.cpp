@@ -9,8 +9,8 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/stack_utils.h"
 #include "../../libraries/fills/part_fill.h"
+#include "../../libraries/support/stack_utils.h"
 #include "value_parts.h"
 
 namespace torchext {

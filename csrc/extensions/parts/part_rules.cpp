@@ -10,9 +10,9 @@
 
 #include "../../core/deferred_init/plan/liveness.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/plain_tensors.h"
-#include "../../core/support/stack_utils.h"
 #include "../../libraries/fills/part_fill.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../tapes/replay_fill.h"
 #include "../tapes/truncated_normals.h"
 #include "../tapes/twister_tape.h"

@@ -7,7 +7,7 @@
 
 #include <c10/util/irange.h>
 
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 #include "part_rules.h"
 #include "value_parts.h"
 

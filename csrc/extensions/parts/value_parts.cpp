@@ -10,7 +10,7 @@
 #include <ATen/ops/clone.h>
 #include <c10/util/irange.h>
 
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 
 namespace torchext {
 

@@ -11,7 +11,7 @@
 #include "../../core/deferred_init/replay/replay.h"
 #include "../../core/fake/fake.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/support/locks.h"
+#include "../../libraries/support/locks.h"
 #include "place.h"
 
 namespace torchext {

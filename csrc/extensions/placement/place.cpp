@@ -11,7 +11,7 @@
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 #include "../cuda/fake_cuda.h"
 
 namespace torchext {

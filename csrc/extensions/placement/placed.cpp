@@ -13,7 +13,7 @@
 #include "../../core/fake/fake.h"
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/support/locks.h"
+#include "../../libraries/support/locks.h"
 #include "retained.h"
 
 namespace torchext {

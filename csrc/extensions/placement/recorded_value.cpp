@@ -4,7 +4,7 @@
 
 #include "../../core/deferred_init/state/real_dispatch.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/support/locks.h"
+#include "../../libraries/support/locks.h"
 
 namespace torchext {
 

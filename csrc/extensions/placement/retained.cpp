@@ -10,7 +10,7 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_storage_residents.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/support/locks.h"
+#include "../../libraries/support/locks.h"
 
 namespace torchext {
 

@@ -10,8 +10,8 @@
 
 #include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/locks.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/locks.h"
+#include "../../libraries/support/sizes.h"
 #include "../digests/digest.h"
 
 namespace torchext {

@@ -4,9 +4,9 @@
 #include <ATen/ops/empty.h>
 
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/sizes.h"
 #include "../../libraries/support/fresh_pages.h"
 #include "../../libraries/support/recycled_memory.h"
+#include "../../libraries/support/sizes.h"
 
 namespace torchext {
 

@@ -6,7 +6,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/sizes.h"
 #include "allocation_reporter.h"
 
 namespace torchext {

@@ -9,8 +9,8 @@
 
 #include "../../core/deferred_init/state/real_dispatch.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/stack_utils.h"
 #include "../../libraries/fills/random_fill.h"
+#include "../../libraries/support/stack_utils.h"
 #include "truncated_normals.h"
 #include "twister_tape.h"
 

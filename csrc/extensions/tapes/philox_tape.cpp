@@ -9,7 +9,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/philox.h"
 

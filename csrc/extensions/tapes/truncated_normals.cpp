@@ -14,8 +14,8 @@
 #include <ATen/ops/empty.h>
 
 #include "../../core/deferred_init/state/real_dispatch.h"
-#include "../../core/support/stack_utils.h"
 #include "../../libraries/fills/twister.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

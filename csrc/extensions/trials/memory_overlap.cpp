@@ -7,8 +7,8 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

@@ -12,7 +12,7 @@
 #include <c10/util/DimVector.h>
 #include <c10/util/irange.h>
 
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

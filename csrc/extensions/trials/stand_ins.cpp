@@ -15,8 +15,8 @@
 #include "../../core/fake/meta/shadows.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/support/plain_tensors.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "trust.h"
 

@@ -13,9 +13,9 @@
 #include <c10/util/Exception.h>
 
 #include "../../core/fake/calls/hidden_keys.h"
-#include "../../core/support/held_warnings.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/held_warnings.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 #include "size_scale.h"
 #include "stand_ins.h"
 

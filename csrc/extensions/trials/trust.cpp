@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

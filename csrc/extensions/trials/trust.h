@@ -13,7 +13,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
-#include "../../core/support/operator_table.h"
+#include "../../libraries/support/operator_table.h"
 
 namespace torchext {
 

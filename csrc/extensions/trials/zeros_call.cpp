@@ -17,8 +17,8 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/fake/storage/storage_memory.h"
-#include "../../core/support/plain_tensors.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

@@ -8,8 +8,8 @@
 
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/plain_tensors.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 #include "assumptions.h"
 #include "known_bytes.h"
 #include "known_values.h"

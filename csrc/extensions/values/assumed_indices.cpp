@@ -9,8 +9,8 @@
 
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 #include "known_bytes.h"
 
 namespace torchext {

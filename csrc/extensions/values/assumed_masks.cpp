@@ -12,7 +12,7 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/hidden_keys.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "assumed_elements.h"
 #include "assumptions.h"
 #include "known_bytes.h"

@@ -10,8 +10,8 @@
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
-#include "../../core/support/plain_tensors.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 #include "assumed_elements.h"
 #include "assumed_indices.h"
 #include "assumed_masks.h"

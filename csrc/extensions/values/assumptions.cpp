@@ -7,7 +7,7 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/calls/hidden_keys.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

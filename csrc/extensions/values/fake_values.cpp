@@ -13,7 +13,7 @@
 #include "../../core/fake/hits.h"
 #include "../../core/fake/meta/device_rules.h"
 #include "../../core/hooks/hooks.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "assumed_values.h"
 #include "assumptions.h"
 #include "follow_values.h"

@@ -15,7 +15,7 @@
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/storage/fake_factories.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "assumed_values.h"
 #include "known_values.h"
 #include "value_shapes.h"

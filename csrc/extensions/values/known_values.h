@@ -29,7 +29,7 @@
 #include <ATen/core/stack.h>
 #include <torchext/macros.h>
 
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "known_bytes.h"
 
 namespace torchext {

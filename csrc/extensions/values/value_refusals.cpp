@@ -9,8 +9,8 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/cache/call_key.h"
-#include "../../core/support/operator_table.h"
-#include "../../core/support/sizes.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/sizes.h"
 #include "../support/allocation_limit.h"
 #include "../trials/trials.h"
 #include "../trials/trust.h"

@@ -12,7 +12,7 @@
 
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/storage/fake_factories.h"
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 #include "known_values.h"
 
 namespace torchext {

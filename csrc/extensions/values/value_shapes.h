@@ -6,7 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "../../core/support/stack_utils.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

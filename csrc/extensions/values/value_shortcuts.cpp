@@ -14,8 +14,8 @@
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/support/stack_utils.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../support/autograd.h"
 #include "known_values.h"
 

@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
 
-#include "../../core/support/sizes.h"
+#include "../support/sizes.h"
 
 namespace torchext {
 

@@ -10,7 +10,7 @@
 #include <ATen/core/MT19937RNGEngine.h>
 #include <c10/util/Exception.h>
 
-#include "../../core/support/sizes.h"
+#include "../support/sizes.h"
 #include "mt19937.h"
 #include "mt19937_jump.h"
 #include "own_fill.h"

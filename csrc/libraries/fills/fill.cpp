@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "../../core/support/sizes.h"
 #include "../support/fresh_pages.h"
+#include "../support/sizes.h"
 #include "../support/threads.h"
 #include "fill_method.h"
 #include "pieces.h"

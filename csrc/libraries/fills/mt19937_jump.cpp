@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../../core/support/locks.h"
+#include "../support/locks.h"
 #include "hankel_product.h"
 #include "mt19937.h"
 #include "simd_clones.h"

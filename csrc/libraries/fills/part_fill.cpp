@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "../../core/support/sizes.h"
+#include "../support/sizes.h"
 #include "../support/threads.h"
 #include "fill_method.h"
 #include "mt19937_jump.h"

@@ -4,7 +4,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "../../core/support/sizes.h"
+#include "../support/sizes.h"
 #include "mt19937_jump.h"
 #include "random_fill.h"
 

@@ -11,7 +11,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include "../../core/support/sizes.h"
+#include "../support/sizes.h"
 #include "../support/threads.h"
 #include "exactness.h"
 #include "mt19937_jump.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "../../core/support/sizes.h"
+#include "../support/sizes.h"
 #include "mt19937.h"
 
 namespace torchext {

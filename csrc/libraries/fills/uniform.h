@@ -10,7 +10,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include "../../core/support/sizes.h"
+#include "../support/sizes.h"
 
 namespace torchext {
 

@@ -9,7 +9,7 @@
 
 #include <sys/mman.h>
 
-#include "../../core/support/sizes.h"
+#include "sizes.h"
 #endif
 
 namespace torchext {

@@ -11,8 +11,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 
-#include "../../core/support/locks.h"
 #include "fresh_pages.h"
+#include "locks.h"
 
 namespace torchext {
 

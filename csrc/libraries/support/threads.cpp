@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../core/support/sizes.h"
+#include "sizes.h"
 
 namespace torchext {
 

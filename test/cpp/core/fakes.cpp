@@ -136,7 +136,7 @@ void noExtensionIsConnected() {
   const torchext::Hooks& hooks = torchext::hooks();
   EXPECT(hooks.handlers.begin() == hooks.handlers.end() && hooks.followers.begin() == hooks.followers.end());
   EXPECT(hooks.layouts.begin() == hooks.layouts.end() && hooks.on_fake_key.begin() == hooks.on_fake_key.end());
-  EXPECT(hooks.memory == nullptr && hooks.parts == nullptr && hooks.replay_fill == nullptr);
+  EXPECT(hooks.memory == nullptr && !hooks.parts.ruleOf && !hooks.replay_fill);
 }
 
 constexpr Test kTests[] = {

@@ -4,10 +4,10 @@
 
 #include <ATen/ops/clone.h>
 
+#include "../../../libraries/support/plain_tensors.h"
+#include "../../../libraries/support/sizes.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
-#include "../../support/plain_tensors.h"
-#include "../../support/sizes.h"
 #include "../state/real_dispatch.h"
 #include "op_graph.h"
 

@@ -15,13 +15,13 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include "../../../libraries/support/plain_tensors.h"
+#include "../../../libraries/support/recently_shared.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
 #include "../../marks/source_lines.h"
-#include "../../support/plain_tensors.h"
-#include "../../support/recently_shared.h"
-#include "../../support/stack_utils.h"
 
 namespace torchext {
 

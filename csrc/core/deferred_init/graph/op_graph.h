@@ -40,8 +40,8 @@
 #include <c10/util/SmallVector.h>
 #include <torchext/macros.h>
 
+#include "../../../libraries/support/locks.h"
 #include "../../fake/storage/fake_storage.h"
-#include "../../support/locks.h"
 #include "../random/tape.h"
 #include "../state/real_dispatch.h"
 #include "external_tensor.h"

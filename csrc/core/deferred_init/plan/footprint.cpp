@@ -6,8 +6,8 @@
 
 #include <c10/util/irange.h>
 
+#include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
-#include "../../support/stack_utils.h"
 
 namespace torchext {
 

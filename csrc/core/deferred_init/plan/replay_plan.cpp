@@ -5,7 +5,7 @@
 
 #include <c10/util/irange.h>
 
-#include "../../support/sizes.h"
+#include "../../../libraries/support/sizes.h"
 #include "replay_order.h"
 
 namespace torchext {

@@ -2,9 +2,9 @@
 
 #include <ATen/Context.h>
 
+#include "../../../libraries/support/sizes.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../hooks/hooks.h"
-#include "../../support/sizes.h"
 #include "copied_tape.h"
 
 namespace torchext {

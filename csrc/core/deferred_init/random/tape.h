@@ -26,7 +26,7 @@
 #include <c10/core/Device.h>
 #include <torchext/macros.h>
 
-#include "../../support/locks.h"
+#include "../../../libraries/support/locks.h"
 
 namespace torchext {
 

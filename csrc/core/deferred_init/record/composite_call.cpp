@@ -3,10 +3,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/irange.h>
 
+#include "../../../libraries/support/stack_utils.h"
 #include "../../fake/fake.h"
 #include "../../fake/storage/fake_factories.h"
 #include "../../fake/storage/fake_storage.h"
-#include "../../support/stack_utils.h"
 #include "../graph/op_graph.h"
 #include "../replay/replay.h"
 #include "real_call.h"

@@ -11,14 +11,14 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 
+#include "../../../libraries/support/plain_tensors.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
 #include "../../fake/resizable_outputs.h"
 #include "../../fake/storage/fake_keys.h"
 #include "../../fake/storage/fake_storage.h"
 #include "../../fake/storage/fake_tensor_impl.h"
-#include "../../support/plain_tensors.h"
-#include "../../support/stack_utils.h"
 #include "../graph/op_graph.h"
 #include "../replay/replay.h"
 

@@ -13,6 +13,9 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/irange.h>
 
+#include "../../../libraries/support/interpreter.h"
+#include "../../../libraries/support/locks.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/errors.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/calls/recording.h"
@@ -22,9 +25,6 @@
 #include "../../fake/storage/fake_keys.h"
 #include "../../fake/storage/fake_storage.h"
 #include "../../hooks/hooks.h"
-#include "../../support/interpreter.h"
-#include "../../support/locks.h"
-#include "../../support/stack_utils.h"
 #include "../../torch_internals/error_texts.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../graph/op_graph.h"

@@ -12,13 +12,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 
+#include "../../../libraries/support/locks.h"
+#include "../../../libraries/support/no_warnings.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/errors.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
-#include "../../support/locks.h"
-#include "../../support/no_warnings.h"
-#include "../../support/stack_utils.h"
 #include "call_settings.h"
 
 namespace torchext {

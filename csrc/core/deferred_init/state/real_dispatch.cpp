@@ -4,8 +4,8 @@
 
 #include <c10/core/DefaultDtype.h>
 
+#include "../../../libraries/support/recently_shared.h"
 #include "../../fake/calls/hidden_keys.h"
-#include "../../support/recently_shared.h"
 #include "../../torch_internals/autocast_mode.h"
 
 namespace torchext {

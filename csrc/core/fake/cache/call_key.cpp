@@ -13,9 +13,9 @@
 #include <c10/core/DefaultDtype.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../../libraries/support/operator_table.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
-#include "../../support/operator_table.h"
-#include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/kernel_identity.h"
 #include "../calls/device_index.h"

@@ -3,7 +3,7 @@
 #include <iterator>
 #include <utility>
 
-#include "../../support/locks.h"
+#include "../../../libraries/support/locks.h"
 
 namespace torchext {
 

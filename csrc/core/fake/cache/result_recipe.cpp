@@ -10,7 +10,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../support/sizes.h"
+#include "../../../libraries/support/sizes.h"
 #include "../calls/errors.h"
 #include "../calls/op_traits.h"
 #include "../storage/fake_storage.h"

@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../../support/interpreter.h"
+#include "../../../libraries/support/interpreter.h"
 
 namespace torchext {
 

@@ -7,7 +7,7 @@
 
 #include <ATen/core/enum_tag.h>
 
-#include "../../support/stack_utils.h"
+#include "../../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

@@ -8,7 +8,7 @@
 #include <ATen/core/stack.h>
 #include <torchext/macros.h>
 
-#include "../../support/operator_table.h"
+#include "../../../libraries/support/operator_table.h"
 
 namespace torchext {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include "../../../libraries/support/operator_table.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
-#include "../../support/operator_table.h"
-#include "../../support/stack_utils.h"
 #include "../calls/device_index.h"
 #include "../calls/op_traits.h"
 

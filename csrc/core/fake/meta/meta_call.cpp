@@ -12,11 +12,11 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../../libraries/support/held_warnings.h"
+#include "../../../libraries/support/interpreter.h"
+#include "../../../libraries/support/plain_tensors.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
-#include "../../support/held_warnings.h"
-#include "../../support/interpreter.h"
-#include "../../support/plain_tensors.h"
-#include "../../support/stack_utils.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"

@@ -7,9 +7,9 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include "../../../libraries/support/plain_tensors.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
-#include "../../support/plain_tensors.h"
-#include "../../support/stack_utils.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"

@@ -7,7 +7,7 @@
 #include <c10/core/StorageImpl.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../support/sizes.h"
+#include "../../../libraries/support/sizes.h"
 #include "../calls/hidden_keys.h"
 #include "../layouts/layout.h"
 #include "../storage/fake_storage.h"

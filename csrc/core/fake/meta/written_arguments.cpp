@@ -6,8 +6,8 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/core/TensorImpl.h>
 
+#include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
-#include "../../support/stack_utils.h"
 #include "../calls/errors.h"
 #include "../calls/op_traits.h"
 #include "../storage/fake_tensor_impl.h"

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_efficientzerotensor.h>
 
-#include "../../support/stack_utils.h"
+#include "../../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

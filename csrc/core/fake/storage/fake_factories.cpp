@@ -4,7 +4,7 @@
 
 #include <torchext/fake_tensor.h>
 
-#include "../../support/stack_utils.h"
+#include "../../../libraries/support/stack_utils.h"
 #include "fake_keys.h"
 
 namespace torchext {

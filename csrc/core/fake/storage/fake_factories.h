@@ -6,7 +6,7 @@
 #include <c10/util/ArrayRef.h>
 #include <torchext/macros.h>
 
-#include "../../support/included_key.h"
+#include "../../../libraries/support/included_key.h"
 
 namespace torchext {
 

@@ -2,8 +2,8 @@
 
 #include <atomic>
 
+#include "../../../libraries/support/take_key.h"
 #include "../../hooks/hooks.h"
-#include "../../support/take_key.h"
 
 namespace torchext {
 

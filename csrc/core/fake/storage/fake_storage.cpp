@@ -9,10 +9,10 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
-#include "../../support/interpreter.h"
-#include "../../support/leases.h"
-#include "../../support/locks.h"
-#include "../../support/sizes.h"
+#include "../../../libraries/support/interpreter.h"
+#include "../../../libraries/support/leases.h"
+#include "../../../libraries/support/locks.h"
+#include "../../../libraries/support/sizes.h"
 #include "../../torch_internals/autocast_mode.h"
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"

@@ -7,7 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
-#include "../../support/sizes.h"
+#include "../../../libraries/support/sizes.h"
 #include "fake_keys.h"
 #include "fake_storage.h"
 #include "fake_storage_residents.h"

@@ -86,10 +86,11 @@ bool areLocksChecked() noexcept {
 }
 
 [[noreturn]] void endProcess(const char* what, LockRank rank, const char* held_one) noexcept {
-  std::fprintf(stderr,
-               "torchext: %s the lock \"%s\"%s%s%s: see the NOTE [The order of locks] in csrc/core/support/locks.h.\n",
-               what, nameOf(rank), held_one == nullptr ? "" : " while it holds \"", held_one == nullptr ? "" : held_one,
-               held_one == nullptr ? "" : "\"");
+  std::fprintf(
+      stderr,
+      "torchext: %s the lock \"%s\"%s%s%s: see the NOTE [The order of locks] in csrc/libraries/support/locks.h.\n",
+      what, nameOf(rank), held_one == nullptr ? "" : " while it holds \"", held_one == nullptr ? "" : held_one,
+      held_one == nullptr ? "" : "\"");
   std::abort();
 }
 
