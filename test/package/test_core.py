@@ -14,7 +14,13 @@ from cpp_library import ROOT, compile_program
 
 # For folders of csrc that are built alone: the programs, and the number of tests in each.
 PROGRAMS = {
-    "core libraries/support": {"core/fakes": 9, "core/recordings": 7, "guards": 5, "inference_mode": 7, "operator_table": 5},
+    "core libraries/support": {
+        "core/fakes": 9,
+        "core/recordings": 7,
+        "guards": 5,
+        "inference_mode": 7,
+        "operator_table": 5,
+    },
     "libraries": {"core/libraries": 5},
 }
 
