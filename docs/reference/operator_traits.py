@@ -18,10 +18,10 @@ def page() -> str:
         "# Operator traits",
         "",
         "The behavior of most operators in torchext follows from their schemas, tags and kernels. The rest is in",
-        "tables of operators, one for each property (`csrc/libraries/support/operator_table.h`). Operators that are in no",
-        "table, such as custom ones, get the safe default. Names are those of `aten`. A name stands for all overloads",
-        "of an operator, or for one overload if it ends in its name. `python docs/reference/operator_traits.py`",
-        "generates this page.",
+        "tables of operators, one for each property (`csrc/libraries/support/operator_table.h`). Operators that are in",
+        "no table, such as custom ones, get the safe default. Names are those of `aten`. A name stands for all",
+        "overloads of an operator, or for one overload if it ends in its name.",
+        "`python docs/reference/operator_traits.py` generates this page.",
     ]
     for what, names in sorted(_C.operator_tables()):
         operators = ", ".join(f"`{name.removeprefix('aten::')}`" for name in sorted(names))

@@ -132,8 +132,14 @@ def test_unknown_data_are_cut_by_known_sizes() -> None:
         assert packed.batch_sizes.tolist() == [2, 2, 2, 2, 2, 1, 1]
         output, _ = nn.LSTM(3, 4, device="cuda")(packed)
         assert nn.utils.rnn.pad_packed_sequence(output, batch_first=True)[0].shape == (2, 7, 4)
+        longer = nn.utils.rnn.pack_padded_sequence(data, torch.tensor([9, 1]), batch_first=True)
+        assert longer.data.shape == (8, 3)  # as for real tensors, without an error
         mask = torch.tensor([True, False, True, True])
         assert torch.masked_select(torch.empty(3, 4), mask).shape == (9,)
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            torch.masked_select(torch.empty(3, 4, device="cuda"), mask)
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            torch.masked_select(torch.empty(3, 4, device="cuda"), torch.tensor(True))
         assert torch.empty(3, 4)[:, mask].shape == (3, 3)
         assert [part.shape[0] for part in torch.tensor_split(torch.empty(6), torch.tensor([1, 3]))] == [1, 2, 3]
         assert torch.repeat_interleave(torch.empty(2, 3), torch.tensor([3, 1]), dim=0).shape == (4, 3)
@@ -145,7 +151,7 @@ def test_unknown_data_are_cut_by_known_sizes() -> None:
             counts = torch.bincount(positions, weights, minlength)
             assert (counts.shape, counts.dtype) == ((max(minlength, 4),), dtype)
         assert torch.bincount(positions, torch.empty(3), minlength=2**40).shape == (2**40,)  # without memory
-        with pytest.raises(DataDependentError, match=r"aten::bincount"):
+        with pytest.raises(RuntimeError, match=r"Expected all tensors to be on the same device.*aten::bincount"):
             torch.bincount(positions, torch.empty(3, device="cuda"))
 
 

@@ -14,7 +14,9 @@
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
+#include "../../core/fake/meta/device_rules.h"
 #include "../../core/fake/storage/fake_factories.h"
+#include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
 #include "assumed_values.h"
 #include "known_values.h"
@@ -178,6 +180,9 @@ bool answerForValues(const OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   if (isRecording()) {
     return false;
+  }
+  if (hooks().kernels.compareDevices(op)) {
+    DeviceRules(op, stack).outputDevice();  // raises for arguments on different devices
   }
   const auto arguments = topOf(stack, count);
   auto results = resultsBySizes(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/ExpandUtils.h>
@@ -32,17 +33,15 @@ std::optional<Stack> selected(const Tensor& self, const Tensor& mask, const Tens
 
 // The lengths also determine how many sequences each step has.
 std::optional<Stack> packed(const Tensor& input, const Tensor& lengths, bool batch_first) {
+  Tensor rows;
   Tensor steps;
   {
     const HiddenCalls guard;
     const Tensor like = at::zeros({input.size(0), input.size(1), 1}, at::TensorOptions(c10::kByte));
-    steps = std::get<1>(at::_pack_padded_sequence(like, lengths, batch_first));
+    std::tie(rows, steps) = at::_pack_padded_sequence(like, lengths, batch_first);
   }
   std::vector<int64_t> sizes = input.sizes().slice(1).vec();
-  {
-    const HiddenCalls guard;
-    sizes.front() = steps.sum().item().toLong();
-  }
+  sizes.front() = rows.size(0);
   const Tensor batch_sizes = fakeOf(steps.sizes(), at::TensorOptions(c10::kLong));
   setValue(batch_sizes, steps, ValueKind::kKnown);
   return Stack{fakeOf(sizes, input.options()), batch_sizes};
