@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <c10/macros/Macros.h>
 #include <torchext/macros.h>
 
 namespace torchext {
