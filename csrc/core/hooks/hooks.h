@@ -3,9 +3,9 @@
 // NOTE [Hooks]
 //
 // The core does not include its extensions. It calls the hooks in this header, and each extension sets those that it
-// implements. Without extensions, a function does nothing, a list is empty, and a pointer is null: one comparison. The
-// core also works without extensions, but refuses more calls and is slower. Some errors are missing then, and calls on
-// other ranks are ordinary calls.
+// implements. Without extensions, a function does nothing or has the default that is given here, a list is empty, and a
+// pointer is null: one comparison. The core also works without extensions, but refuses more calls and is slower. Then
+// some errors are missing, metadata may differ from those of real tensors, and calls on other ranks are ordinary calls.
 //
 // Hooks are set while the library is loaded (`extensions/registration.cpp`), and never change afterwards, so no lock
 // guards them. The core calls them on any thread that runs operators, with and without the lock of the interpreter, and
@@ -42,7 +42,8 @@ namespace torchext {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
-// A function that an extension sets. Calling it does nothing if it is not set, and returns a value-initialized result.
+// A function that an extension sets, or a default. Calling it without either does nothing, and returns a
+// value-initialized result.
 template <typename Function>
 class Hook;
 
@@ -87,9 +88,9 @@ struct HandledCall {
   const char* description = "";  // for `inspect.route`
 };
 
-// Handles some calls on fakes instead of the Meta kernels. A call that is not in the cache, and for which no earlier
-// outcome applies (`FakeOutcome`), is offered to the handlers in the order in which they were added. Predictions and
-// checks of hits call `decide()` without `run()`.
+// Handles some calls on fakes instead of the Meta kernels. A call that the cache does not answer, and for which no
+// earlier outcome applies (`FakeOutcome`), is offered to the handlers in the order in which they were added.
+// Predictions and checks of hits call `decide()` without `run()`.
 class CallHandler {
  public:
   constexpr CallHandler() = default;
@@ -119,8 +120,9 @@ class CallFollower {
   virtual void fail() noexcept {}
 };
 
-// Returns a follower of the call, or null. Called for each boxed call, hits included; unboxed kernels repeat what their
-// calls need. `decomposes()` returns whether the operators that it consists of will be called instead.
+// Returns a follower of the call, or null. Called for each boxed call that the handler does not pass on, hits included;
+// unboxed kernels repeat what their calls need. `decomposes()` returns whether the operators that it consists of will
+// be called instead.
 using FollowCall = std::unique_ptr<CallFollower> (*)(const c10::OperatorHandle& op,
                                                      const torch::jit::Stack& stack,
                                                      c10::function_ref<bool()> decomposes);
@@ -306,11 +308,12 @@ struct RealResults {
 // Trials of calls on small real tensors, which raise the errors of real kernels and correct the results of Meta
 // kernels.
 struct KernelTrials {
-  // Return the results of a trial, or raise the error of the real call. `meta_results` are those of the Meta kernel,
-  // followed by the arguments that it has changed.
+  // Return the results of a trial, or raise the error of the real call. `refuse` runs after a Meta kernel, whose
+  // results are `meta_results`, followed by the arguments that it has changed; `refuseWithoutMeta` after its error, or
+  // if a resized argument has an unknown shape.
   Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments, Arguments meta_results)> refuse;
   Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments)> refuseWithoutMeta;
-  // The same for calls that are small, or cheap to try.
+  // The same before a Meta kernel that exists only in Python, and for calls that need values.
   Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments)> refuseIfSmall;
   Hook<void(const c10::OperatorHandle& op, Arguments arguments)> refuseIfCheap;
 
@@ -324,7 +327,8 @@ struct KernelTrials {
   Hook<c10::DimVector(const at::Tensor& real, const at::Tensor& meta)> stridesLike{
       [](const at::Tensor& /*real*/, const at::Tensor& meta) { return c10::DimVector(meta.strides()); }};
 
-  // For an operator without a Meta kernel: whether its CPU kernel may run on zeros, and the fakes that result.
+  // For an operator without a Meta kernel, or with one that refuses what the CPU kernel accepts: whether its CPU kernel
+  // may run on zeros, and the fakes that result.
   Hook<bool(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> mayRunOnZeros;
   Hook<std::optional<torch::jit::Stack>(
       const c10::OperatorHandle& op, const torch::jit::Stack& stack, c10::Device device)>
@@ -454,16 +458,16 @@ struct PartRules {
 };
 
 // Computes the random fill `op` with the arguments on `stack` if it can do so faster than PyTorch, with the same bits,
-// and replaces them by the result. Returns false, without an effect, otherwise. Null without an extension. Called with
-// `kReplay` held, and `kDraws` while recording.
+// and replaces them by the result. Returns false, without an effect, otherwise. Called with `kReplay` held in a replay,
+// and `kDraws` while recording.
 using ReplayFill = Hook<bool(const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator)>;
 
-// Returns memory of the CPU with arbitrary contents for a replay, `nbytes` of at least 64 KiB. Null without an
-// extension: then PyTorch's allocator makes it.
+// Returns memory of the CPU with arbitrary contents for a replay, `nbytes` of at least 64 KiB. Without an extension,
+// PyTorch's allocator makes it.
 using MakeMemory = Hook<c10::Storage(std::size_t nbytes)>;
 
-// Values that were computed for a read, from which later replays begin. Null without an extension: then each begins
-// with the recorded operators. Called with `kReplay` held.
+// Values that were computed for a read, from which later replays begin. Without an extension, each begins with the
+// recorded operators. Called with `kReplay` held.
 struct ComputedValues {
   // Returns false for values that are too large to keep.
   Hook<bool(const StorageValue& value)> mayKeep;

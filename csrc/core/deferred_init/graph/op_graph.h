@@ -8,7 +8,7 @@
 //
 //     a = torch.ones(2, 2)       S0 = ones()
 //     b = a.view(-1)             (nothing: b shows the same storage as a)
-//     b[0] = 5                   S1 = fill_(S0 at {size 0, offset 0}, 5)
+//     b[0] = 5                   S1 = copy_(S0 at {no dimensions, offset 0}, 5)
 //     c = a + a                  T0 = add(S1 at {2x2}, S1 at {2x2})
 //     a.zero_()                  S2 = zero_(S1 at {2x2})
 //
@@ -225,7 +225,7 @@ struct TensorArgument {
   SharedGeometry shared_geometry;
   // A Python number, which reaches an operator that takes a tensor as a "wrapped number".
   std::unique_ptr<const c10::Scalar> number;
-  // A tensor that was real when the operator was recorded: NOTE [The value at recording time].
+  // A tensor that had no recorded value when the operator was recorded: NOTE [The value at recording time].
   std::shared_ptr<const ExternalTensor> external;
   // The device of a tensor that is used for its metadata only, such as the argument of `zeros_like`.
   std::optional<c10::Device> device;
@@ -328,7 +328,7 @@ class OpNode {
   std::unique_ptr<const std::string> source_;
 };
 
-// Returns all operators that led to `values`, in recording order.
+// Returns all operators that led to `values`, in recording order. The caller holds the lock `kReplay`.
 TORCHEXT_API std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
 
 }  // namespace torchext

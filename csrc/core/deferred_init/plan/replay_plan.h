@@ -7,10 +7,12 @@
 // run together, and the operator after which each value is dropped. `Replay` runs it; predictions of memory and time
 // sum it up.
 //
-// Three conditions are found only during the run, and cause more work than planned:
+// Some conditions are found only during the run, and cause more work than planned:
 //
 //   * A kernel keeps a reference to the memory that it returns, or returns more than its Meta kernel promised. Then
 //     memory that would have been taken over is copied.
+//   * A kernel returns other strides than its Meta kernel, or a result on the memory of an argument. Then the result is
+//     copied.
 //   * Torchext has no kernel for a random fill on this processor. Then its steps run one after the other.
 //   * Parts contain NaNs, whose bits may differ from those of the whole. Then the plan `withoutParts()` runs.
 

@@ -2,12 +2,13 @@
 
 // NOTE [The tape of a generator]
 //
-// Eager construction draws from a generator as it goes. Deferred construction draws nothing. Yet each tensor must later
-// get the bits that eager construction would have given it, in any order of materialization, and the generator must end
-// where eager construction would have left it. So a generator is read as a tape. Recording a random operator notes its
-// start position and moves the generator past the draws that it would take. Replaying it runs the operator with a
-// private generator placed at that position. Code that inspects the generator in the meantime (`torch.get_rng_state()`,
-// `fork_rng()`, `manual_seed()`) finds the same state as in eager construction.
+// Eager construction draws from a generator as it goes. Deferred construction keeps no numbers. Yet each tensor must
+// later get the bits that eager construction would have given it, in any order of materialization, and the generator
+// must end where eager construction would have left it. So a generator is read as a tape. Recording a random operator
+// notes its start position and moves the generator past the draws that it would take. Replaying it runs the operator
+// with a private generator placed at that position, or moves the default generator there (`DefaultGeneratorAt`). Code
+// that inspects the generator in the meantime (`torch.get_rng_state()`, `fork_rng()`, `manual_seed()`) finds the same
+// state as in eager construction.
 //
 // The representation of a position depends on the kind of generator. By default, it is a copy of the generator, and
 // operators must run to move it (`copied_tape.h`). An extension has tapes for MT19937, the generator of the CPU, and

@@ -342,7 +342,7 @@ bool RecordedCall::showsDeferred() const {
 }
 
 // Writing a deferred tensor into a real one must happen immediately, because the real one shows it at once. For an
-// operator without a Meta kernel, only a real run shows what it returns.
+// operator without a Meta kernel, as in a program without Python, only a real run shows what it returns.
 bool RecordedCall::mustRunForReal() const {
   return !has_unrecorded_fake_ && (needsValues(op_, stack_) || (has_deferred_ && (writes_real_ || isCheck())) ||
                                    !op_.hasComputedKernelForDispatchKey(DispatchKey::Meta));
@@ -425,7 +425,7 @@ void RecordedCall::runAsFake() {
   op_.redispatchBoxed((keys_ & kBelowDeferredInit) | kFake, &stack_);
 }
 
-// Returns false if the operator has a Meta kernel that only reports that the real one is missing.
+// Returns false if the fake call is refused as not implemented: then a real run shows what it returns.
 bool RecordedCall::tryRunAsFake() {
   try {
     runAsFake();

@@ -20,9 +20,10 @@ namespace torchext {
 //
 // The results of a Meta kernel depend on
 //
-//   * the kernel. It may change whenever a library is loaded or unloaded. The CPU kernel counts as well, because NOTE
-//     [Errors of real tensors] corrects results with it;
-//   * tensor arguments: dtype, device, sizes, strides, offset, lazy bits, the size of the storage, and which arguments
+//   * the kernel. It may change whenever a library is loaded or unloaded. The CPU kernel counts as well, because
+//     trials run it: NOTE [Errors of real tensors];
+//   * tensor arguments: whether they are fake or a wrapped number, dtype, device, sizes, strides, offset, lazy bits,
+//   the size of the storage, and which arguments
 //     are the same tensor or share a storage. For a wrapped number, its value also counts;
 //   * the other arguments. For a generator, only the device counts: a generator of another device is refused. Ordinary
 //     floating-point numbers do not count for some operators, such as those of optimizers, whose numbers change in each
@@ -31,7 +32,8 @@ namespace torchext {
 //     inference mode, deterministic algorithms, enabled libraries, the order of attention backends, whether there are
 //     several threads, the fake devices, whether their memory is counted, and whether deferred_init records the call.
 //
-// A kernel that belongs to neither PyTorch nor torchext may depend on anything, so no key describes its calls.
+// A kernel that belongs to neither PyTorch nor torchext may depend on anything, so no recipe is made of its calls
+// (`hasPureKernels()`).
 //
 // A CallKey encodes all of that as one sequence of words. If two calls have equal keys, their results have equal
 // metadata and alias the same arguments.
@@ -58,8 +60,9 @@ class CallKey {
     (addUnboxed(arguments), ...);
   }
 
-  // Returns false if the operator belongs to neither PyTorch nor torchext, or if an argument cannot be described in
-  // words (a storage, a symbolic number, a tensor that is not strided). Such a key must not be used.
+  // Returns false if the namespace of the operator is neither PyTorch's nor torchext's, or if an argument cannot be
+  // described in words: a storage, a symbolic number, or a tensor with more than a strided storage (a subclass, a
+  // wrapper of functorch, zeros without memory). Such a key must not be used.
   bool isComplete() const noexcept {
     return is_complete_;
   }

@@ -10,6 +10,7 @@
 //   * its size and device, in the StorageImpl itself, so that `nbytes()` and `untyped_storage()` work;
 //   * the origin of the bytes, as a `Provenance`: a recorded value, whose tensors carry the key of deferred_init, or
 //     known values;
+//   * its counted memory, if any: NOTE [Counting memory by storage];
 //   * the fake tensors on the storage, so that all of them become real together: NOTE [Materializing in place].
 //
 // This record is the context of the storage's DataPtr, whose pointer is null. Reading or writing the data raises an
@@ -48,7 +49,7 @@ inline bool isSameStorage(const c10::Storage& a, const c10::Storage& b) noexcept
   return a.unsafeGetStorageImpl() == b.unsafeGetStorageImpl();
 }
 
-// Returns the last argument of `setProvenance()`, or null. Always null for a real storage.
+// Returns the provenance that was set last, or null. Always null for a real storage.
 std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 
 // Returns false only if the storage of `fake` has no provenance. Takes no lock.
@@ -75,11 +76,11 @@ std::vector<at::Tensor> residentsOf(const c10::Storage& storage);
 
 // NOTE [Materializing in place]
 //
-// `becomeReal()` moves the memory of `real` into `fake`, and removes the `Fake` key and the provenance's keys from
-// every tensor on it. Nothing else changes: the StorageImpl, the TensorImpls, their Python objects and everything
-// attached to them (autograd metadata, version counters, hooks, weak references, optimizer state) remain the same
-// objects. The tensors are then ordinary dense ones. `real` must be on the same device, and have no other reference; it
-// is left empty. Does nothing if another thread has made `fake` real in the meantime.
+// `becomeReal()` moves the memory of `real` into `fake`, and removes the keys of fakes and those of the
+// provenance from every tensor on it. Nothing else changes: the StorageImpl, the TensorImpls, their Python objects and
+// everything attached to them (autograd metadata, version counters, hooks, weak references, optimizer state) remain the
+// same objects. The tensors are then ordinary dense ones. `real` must be on the same device, and have no other
+// reference; it is left empty. Does nothing if another thread has made `fake` real in the meantime.
 void becomeReal(const c10::Storage& fake, const c10::Storage& real);
 
 // Reverses `becomeReal()`: frees the memory of `real`, and makes it a fake storage of `nbytes` bytes. `tensors`, which
