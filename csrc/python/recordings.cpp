@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -233,9 +234,11 @@ py::object RecordingView::partsOf(const PlannedOperator& planned) {
   const Geometry& written = planned.node->written().front().geometry();
   std::vector<Box> boxes = boxesOf(*planned.writes.front().parts);
   std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
-    return std::lexicographical_compare(
-        a.ranges().begin(), a.ranges().end(), b.ranges().begin(), b.ranges().end(),
-        [](const IndexRange& one, const IndexRange& other) { return one.first < other.first; });
+    return std::lexicographical_compare(a.ranges().begin(), a.ranges().end(), b.ranges().begin(), b.ranges().end(),
+                                        [](const IndexRange& a_range, const IndexRange& b_range) {
+                                          return std::tie(a_range.first, a_range.last, a_range.step) <
+                                                 std::tie(b_range.first, b_range.last, b_range.step);
+                                        });
   });
   py::list parts;
   for (Box& box : boxes) {

@@ -206,6 +206,8 @@ def test_current_device_is_where_cuda_is() -> None:
         lambda: torch.cuda.get_device_name(2),
         lambda: torch.cuda.Stream(2),
         lambda: torch.Stream("cuda:2"),
+        lambda: torch.cuda.current_stream(2),
+        lambda: torch.cuda.default_stream(-7),
         lambda: torch.accelerator.set_device_index(2),
         lambda: torch.accelerator.current_stream(2),
         lambda: torch.accelerator.synchronize(2),
@@ -218,6 +220,21 @@ def test_missing_devices_are_errors(name_it: Callable[[], object]) -> None:
         torch.ones(1, device="cuda:2").to("cuda:7")
     with fake_mode(gpu=2), pytest.raises(RuntimeError, match="invalid device ordinal"):
         name_it()
+
+
+def test_tensors_of_a_device_that_no_longer_exists_have_gradients() -> None:
+    with fake_mode(gpu=2):
+        tensor = torch.ones(3, device="cuda:1", requires_grad=True)
+        loss = (tensor * 2).sum()
+        module = nn.Linear(3, 3, device="cuda:1")
+        with fake_mode(gpu=1):
+            product = tensor * tensor
+            module(tensor)
+    with fake_mode(gpu=1):
+        assert (tensor * tensor).requires_grad
+    for result in (product.sum(), loss):
+        (gradient,) = torch.autograd.grad(result, tensor)
+        assert gradient.device == torch.device("cuda:1")
 
 
 def test_device_that_does_not_exist_does_not_become_current() -> None:

@@ -806,6 +806,15 @@ def test_values_of_a_sparse_tensor_have_gradients(name: str, device: str) -> Non
         assert values.grad.device == values.device
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+def test_mask_on_another_device_is_refused() -> None:
+    with fake_mode(gpu=2):
+        indices, values = torch.tensor([[0], [1]], device="cuda:0"), torch.ones(1, device="cuda:0")
+        mask = torch.sparse_coo_tensor(indices, values, (3, 3), is_coalesced=True, check_invariants=False)
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            torch.ones(3, 3, device="cuda:1").sparse_mask(mask)
+
+
 @pytest.mark.parametrize("is_coalesced", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_masked_tensor_has_the_indices_of_the_mask(dtype: torch.dtype, is_coalesced: bool) -> None:

@@ -22,7 +22,7 @@ def index_of(device: Any = None) -> int:
 
 
 def check_index(index: int) -> None:
-    """Raise RuntimeError, as a call of CUDA's runtime, unless the thread has the fake device."""
+    """Raise the error of the CUDA runtime if the thread has no such fake device."""
     count = _C.fake_cuda_devices()
     if not 0 <= index < count:
         raise RuntimeError(

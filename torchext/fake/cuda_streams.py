@@ -199,6 +199,13 @@ def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     _C.set_current_fake_stream(device_index, stream_id)
 
 
+def _stream(stream_id: int | None, index: int) -> tuple[int, int, int]:
+    """Describe a stream, or the current one, of a device, or of the current one (`getCurrentCUDAStream()`)."""
+    index = torch.cuda.current_device() if index == -1 else index
+    check_index(index)
+    return _C.current_fake_stream(index) if stream_id is None else stream_id, index, CUDA
+
+
 def _synchronize() -> None:
     """Order later work of the program after all work issued on the current device so far. This takes no time."""
     order_program_after(clock_of_device(torch.cuda.current_device()), _current_key())
@@ -206,9 +213,9 @@ def _synchronize() -> None:
 
 STREAMS: dict[str, Callable[..., Any]] = {
     "_cuda_getCurrentRawStream": _C.current_fake_stream,
-    "_cuda_getCurrentStream": lambda index: (_C.current_fake_stream(index), index, CUDA),
-    "_cuda_getDefaultStream": lambda index: (0, index, CUDA),
-    "_cuda_getStreamFromExternal": lambda pointer, index: (pointer, index, CUDA),
+    "_cuda_getCurrentStream": lambda index: _stream(None, index),
+    "_cuda_getDefaultStream": lambda index: _stream(0, index),
+    "_cuda_getStreamFromExternal": lambda pointer, index: _stream(pointer, index),
     "_cuda_setStream": set_stream,
     "_cuda_sleep": lambda cycles: None,
     "_cuda_synchronize": _synchronize,

@@ -46,7 +46,10 @@ def install() -> None:
 
 
 def _ending_without_values(original: Callable[[torch._lobpcg.LOBPCG], None]) -> Callable[..., None]:
-    """`torch.lobpcg` decides by values how often it iterates, but not what it returns."""
+    """Return `LOBPCG.run` that ends at the first read of a value.
+
+    Values decide how often `torch.lobpcg` iterates, but not the metadata of its results.
+    """
 
     @wraps(original)
     def run(self: torch._lobpcg.LOBPCG) -> None:
@@ -58,7 +61,7 @@ def _ending_without_values(original: Callable[[torch._lobpcg.LOBPCG], None]) -> 
             if self.X.numel() == 0:
                 raise ZeroDivisionError("0.0 cannot be raised to a negative power") from None  # the norm of X is 0
             matmul = torch._linalg_utils.matmul
-            product = matmul(self.A, self.X) - matmul(self.B, self.X) * self.E  # the residual
+            product = matmul(self.A, self.X) - matmul(self.B, self.X) * self.E  # raises the errors of dtypes
             if self.method == "ortho":
                 self.X = product
             else:

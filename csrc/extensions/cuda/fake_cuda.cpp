@@ -94,8 +94,10 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device exchangeDevice(c10::Device device) const override {
     checkFakeCudaDevice(device);
     const c10::Device previous = getDevice();
-    uncheckedSetDevice(device);
-    left_device = previous.index();
+    if (device.has_index()) {
+      uncheckedSetDevice(device);
+      left_device = previous.index();
+    }
     return previous;
   }
 
@@ -108,7 +110,7 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     uncheckedSetDevice(device);
   }
 
-  // `cudaSetDevice()` does not change the device either if the new one does not exist.
+  // Like `cudaSetDevice()`, keeps the current device if the new one does not exist.
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     if (device.index() >= 0 && (visible_count == 0 || device.index() < visible_count)) {
       current_device = device.index();
@@ -116,9 +118,9 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  // Returns one stream for all devices: see streams.h.
-  c10::Stream getStream(c10::Device device) const override {
-    checkFakeCudaDevice(device);
+  // Returns one stream for all devices: see streams.h. Does not check the device: autograd calls this where an
+  // exception would end the process.
+  c10::Stream getStream(c10::Device /*device*/) const override {
     return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
   }
 

@@ -23,7 +23,8 @@ TORCHEXT_API void setNativeFunctions(std::string path);
 bool comparesDevices(const c10::OperatorHandle& op);
 
 // Returns true if one function implements `op` on the CPU and on CUDA, or if its kernels are built on a TensorIterator,
-// according to the file: then both check the same before they compute.
+// according to the file. Then both devices make the checks of this function. Loops that only the CPU has may check
+// more.
 bool sharesKernels(const c10::OperatorHandle& op);
 
 }  // namespace torchext

@@ -156,7 +156,7 @@ Stack paddedToJagged(ArrayRef<IValue> arguments) {
   return {at::empty(sizes, dense.options())};
 }
 
-// Checks values. If they are known, NOTE [Known values] runs the real kernel.
+// For operators that only check values. If these are known, the real kernel runs: NOTE [Known values].
 Stack nothing(ArrayRef<IValue> /*arguments*/) {
   return {};
 }

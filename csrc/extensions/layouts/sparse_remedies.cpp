@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "../../core/fake/meta/device_rules.h"
 #include "../../core/fake/meta/meta_call.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../values/follow_values.h"
@@ -139,6 +140,7 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
     return;
   }
   const Tensor argument = topOf(stack, count)[remedy.argument].toTensor();
+  DeviceRules(op, stack).outputDevice();  // raises for arguments on different devices
   const auto dtype = topOf(stack, count).front().toTensor().scalar_type();
   torch::jit::drop(stack, count);
   torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument) : argument.clone().to(dtype));

@@ -18,6 +18,9 @@ IndexRange movingWithin(const IndexRange& range, std::int64_t first, std::int64_
   const auto reach = [&](std::int64_t index) {
     return std::min((std::max<std::int64_t>(index - first, 0) + steps - 1) / steps, count);
   };
+  if ((range.first - first) % std::gcd(range.step, steps) != 0) {
+    return {};
+  }
   if (range.step % steps != 0 || (range.first - first) % steps != 0) {
     return {reach(range.first), reach(range.last)};
   }
@@ -147,9 +150,10 @@ std::vector<std::int64_t> Grid::indicesOf(std::int64_t byte) const {
   return indices;
 }
 
-// A random fill of a single value takes as long as one of about 50 adjacent values.
 std::int64_t Grid::stepOn(std::size_t level, std::int64_t step) const {
-  constexpr std::int64_t kShort = 200;  // bytes
+  // Steps that skip fewer bytes are not worth separate runs: a random fill of one value takes as long as one of about
+  // 50 adjacent values.
+  constexpr std::int64_t kShort = 200;
   return (step - 1) * levels_[level].stride >= kShort ? step : 1;
 }
 

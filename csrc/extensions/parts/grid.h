@@ -27,7 +27,8 @@
 
 namespace torchext {
 
-// The indices `first`, `first + step`, and so on, below `last`. If there are some, then `last - 1` is one of them.
+// The indices `first`, `first + step`, and so on, below `last`. If the range is not empty, `last - 1` is its last
+// index.
 struct IndexRange {
   std::int64_t first = 0;
   std::int64_t last = 0;
@@ -53,7 +54,7 @@ constexpr std::int64_t kMemoryAlignment = 64;
 
 class Grid;
 
-// A range of each index of a grid, which is not empty.
+// A range of each index of a grid. No range is empty.
 class Box {
  public:
   Box(std::shared_ptr<const Grid> grid, IndexRanges ranges) : grid_{std::move(grid)}, ranges_{std::move(ranges)} {}
@@ -74,6 +75,7 @@ class Box {
   }
 
   bool contains(const Box& other) const;
+  // Returns true if the ranges overlap. Boxes with steps may then have no byte in common.
   bool overlaps(const Box& other) const;
 
   // Returns the smallest box around both.
@@ -123,8 +125,8 @@ class Grid : public std::enable_shared_from_this<Grid> {
   // Returns the box of the whole storage.
   Box whole() const;
 
-  // Returns the smallest box around the elements of a tensor, or nothing if it has no elements. Takes what short
-  // steps skip along.
+  // Returns the smallest box around the elements of a tensor, or nothing if it has no elements. Includes the
+  // bytes that short steps skip.
   std::optional<Box> boxOf(const Geometry& geometry) const;
 
   std::size_t storageBytes() const noexcept {

@@ -89,20 +89,30 @@ void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, co
   const std::int64_t first = geometry.storage_offset * itemsize;
   const std::int64_t last = first + count * itemsize;
   auto* bytes = static_cast<std::byte*>(memory.mutable_data());
+  const at::mt19937_data_pod engine = generator.get<at::CPUGeneratorImpl>()->engine().data();
+  const RequestedFill requested = requestedFillOf(node, engine);
   std::vector<FillRun> runs;
+  const auto fill = [&] {
+    if (requested.random) {
+      fillParts(*requested.random, count, runs, engine);
+    } else {
+      fillParts(*requested.truncated, count, runs, engine);
+    }
+    runs.clear();
+  };
+  constexpr std::size_t kManyRuns = std::size_t{1} << 17U;  // 3 MiB; runs of a box with steps may be single values
   box.forEachRun([&](std::int64_t begin, std::int64_t packed, std::int64_t length) {
     const std::int64_t from = std::max(begin, first);
     const std::int64_t to = std::min(begin + length, last);
     if (from < to) {
       runs.push_back({(from - first) / itemsize, (to - first) / itemsize, bytes + packed + from - begin});
     }
+    if (runs.size() == kManyRuns) {
+      fill();
+    }
   });
-  const at::mt19937_data_pod engine = generator.get<at::CPUGeneratorImpl>()->engine().data();
-  const RequestedFill fill = requestedFillOf(node, engine);
-  if (fill.random) {
-    fillParts(*fill.random, count, runs, engine);
-  } else {
-    fillParts(*fill.truncated, count, runs, engine);
+  if (!runs.empty()) {
+    fill();
   }
 }
 

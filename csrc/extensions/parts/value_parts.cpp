@@ -178,6 +178,7 @@ std::shared_ptr<const PartsMemory> Boxes::makeMemory() const {
 }
 
 std::shared_ptr<const PartsMemory> Boxes::inPlace(const ValueMemory& before) const {
+  TORCH_INTERNAL_ASSERT(before.parts != nullptr, "The whole of a value is not the memory of its parts.");
   return memoryOf([&before](const Box& box) { return partWith(before, box); });
 }
 

@@ -87,9 +87,13 @@ constexpr std::array<std::string_view, 10> kSharedChecks{"raised from meta at",
                                                          "/native/DistributionTemplates.h"};
 
 bool isShared(const OperatorHandle& op, const Refusal& refusal) {
+  // A shared function may refuse an option of one device, and calls a loop that only the CPU has.
+  constexpr std::array<std::string_view, 5> kOfOneDevice{"cpu", "CPU", "cuda", "CUDA", "/native/cpu/"};
   const std::string text = refusal.messageAndOrigin();
-  const auto names = [&refusal](const char* device) { return refusal.message.find(device) != std::string::npos; };
-  if (sharesKernels(op) && !names("cpu") && !names("CPU")) {
+  const auto concerns_one = [&](std::string_view part) {
+    return (part.front() == '/' ? text : refusal.message).find(part) != std::string::npos;
+  };
+  if (sharesKernels(op) && std::none_of(kOfOneDevice.begin(), kOfOneDevice.end(), concerns_one)) {
     return true;
   }
   return std::any_of(kSharedChecks.begin(), kSharedChecks.end(),

@@ -372,10 +372,19 @@ print(megabytes("VmHWM") - before, shard.untyped_storage().nbytes() / 2**20)
         "weight[:, 64:128].contiguous()",
         "weight.t()[64:128].contiguous()",
         "weight[5::333].clone()",
+        "weight[:, 1::51].contiguous()",
         "weight[:, 1::513].contiguous()",
         "weight.mul_(0.9).sub_(torch.randn(8192, 4096) * 0.1)[:, 1::513].contiguous()",
     ],
-    ids=["rows", "columns", "columns of the transpose", "some rows", "some columns", "some columns after a step"],
+    ids=[
+        "rows",
+        "columns",
+        "columns of the transpose",
+        "some rows",
+        "many columns",
+        "some columns",
+        "some columns after a step",
+    ],
 )
 def test_memory_holds_the_shard_and_little_more(initializer: str, shard: str) -> None:
     program = MEMORY.format(initializer=initializer, shard=shard)

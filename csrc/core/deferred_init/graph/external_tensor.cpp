@@ -36,7 +36,7 @@ struct Span {
 
 // Returns a storage that holds `bytes` from `offset` on.
 Storage storageOf(const Tensor& bytes, std::size_t offset) {
-  if (hooks().external_values.watch) {
+  if (hooks().external_values.copyOf) {
     return hooks().external_values.copyOf(bytes, offset);
   }
   Storage copy = makeStorage(offset + bytes.nbytes(), bytes.device());
