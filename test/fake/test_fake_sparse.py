@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -828,3 +829,41 @@ def test_masked_tensor_has_the_indices_of_the_mask(dtype: torch.dtype, is_coales
         found = build()
     assert metadata(found) == metadata(wanted)
     assert (found._nnz(), found.is_coalesced()) == (wanted._nnz(), wanted.is_coalesced())
+
+
+def matrix_of(dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor:
+    indices = torch.tensor([[0, 1], [2, 0]])
+    indices = torch.cat([torch.tensor([[0, 1]]), indices]) if batch else indices
+    return torch.sparse_coo_tensor(indices, torch.ones(2, dtype=dtype), (*batch, 5, 6), check_invariants=False)
+
+
+Product = Callable[[torch.dtype, torch.dtype], Tensor]
+PRODUCTS: dict[str, Product] = {
+    "mm": lambda a, b: matrix_of(a) @ torch.ones(6, 3, dtype=b),
+    "mv": lambda a, b: matrix_of(a) @ torch.ones(6, dtype=b),
+    "addmm": lambda a, b: torch.addmm(torch.ones(5, 3, dtype=b), matrix_of(a), torch.ones(6, 3, dtype=b)),
+    "addmm, other sum": lambda a, b: torch.addmm(torch.ones(5, 3, dtype=b), matrix_of(a), torch.ones(6, 3, dtype=a)),
+    "addmm_": lambda a, b: torch.ones(5, 3, dtype=a).addmm_(matrix_of(a), torch.ones(6, 3, dtype=b)),
+    "sparse.mm": lambda a, b: torch.sparse.mm(matrix_of(a), torch.ones(6, 3, dtype=b)),
+    "bmm": lambda a, b: torch.bmm(matrix_of(a, (2,)), torch.ones(2, 6, 3, dtype=b)),
+    "add": lambda a, b: torch.ones(5, 6, dtype=b) + matrix_of(a),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+@pytest.mark.parametrize("dtypes", [*itertools.product((torch.float32, torch.float64), repeat=2)], ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_matrices_of_different_dtypes_have_the_outcome_of_real_ones(
+    name: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    wanted = outcome(lambda: PRODUCTS[name](*dtypes))
+    with fake_mode():
+        found = outcome(lambda: PRODUCTS[name](*dtypes))
+    with fake_mode(gpu=1), torch.device("cuda"):
+        on_cuda = outcome(lambda: PRODUCTS[name](*dtypes))
+    if isinstance(wanted, Raised):
+        assert found == wanted
+        assert isinstance(on_cuda, Raised)
+    else:
+        assert metadata(found) == metadata(wanted)
+        assert (on_cuda.shape, on_cuda.dtype) == (wanted.shape, wanted.dtype)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -27,6 +28,8 @@ enum class Kind : std::uint8_t {
   // The argument and the result are strided. The result has the metadata that the operator returns for strided
   // arguments of the same shapes.
   kLikeStrided,
+  // The same for a product of matrices, whose dtypes must be equal.
+  kProduct,
   // The argument is sparse. The result has the same indices, and other values in the dtype of the first argument.
   kLikeArgument,
   // The argument is compressed. The result has the same elements, compressed along the other dimension.
@@ -44,10 +47,11 @@ constexpr std::array kRemedies{
     Remedy{"aten::add", Kind::kLikeStrided, 0},
     Remedy{"aten::add", Kind::kLikeStrided, 1},
     Remedy{"aten::add_", Kind::kLikeStrided, 0},
-    Remedy{"aten::addmm", Kind::kLikeStrided, 0},
-    Remedy{"aten::addmm_", Kind::kLikeStrided, 0},
-    Remedy{"aten::addmv", Kind::kLikeStrided, 0},
-    Remedy{"aten::bmm", Kind::kLikeStrided, 1},
+    Remedy{"aten::addmm", Kind::kProduct, 0},
+    Remedy{"aten::addmm_", Kind::kProduct, 0},
+    Remedy{"aten::addmv", Kind::kProduct, 0},
+    Remedy{"aten::bmm", Kind::kProduct, 1},
+    Remedy{"aten::mm", Kind::kProduct, 1},
     Remedy{"aten::sub", Kind::kLikeStrided, 0},
     Remedy{"aten::sub_", Kind::kLikeStrided, 0},
     Remedy{"aten::_sparse_log_softmax", Kind::kLikeArgument},
@@ -67,6 +71,7 @@ bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> argum
   const Tensor& argument = arguments[remedy.argument].toTensor();
   switch (remedy.kind) {
     case Kind::kLikeStrided:
+    case Kind::kProduct:
       return argument.layout() == c10::kStrided;
     case Kind::kLikeArgument:
       return isSparse(argument);
@@ -109,6 +114,17 @@ Tensor recompressed(const Tensor& self) {
       at::empty_like(source.values(), at::MemoryFormat::Contiguous), self.sizes(), self.options().layout(layout));
 }
 
+// Raises the error of PyTorch's kernels, which access all elements in the dtype of the sparse matrix.
+void checkDtypes(ArrayRef<IValue> arguments) {
+  std::optional<c10::ScalarType> expected;
+  forEachTensor(arguments,
+                [&expected](const Tensor& tensor) { expected = isSparse(tensor) ? tensor.scalar_type() : expected; });
+  forEachTensor(arguments, [&expected](const Tensor& tensor) {
+    TORCH_CHECK(tensor.scalar_type() == *expected, "expected scalar type ", *expected, " but found ",
+                tensor.scalar_type());
+  });
+}
+
 void runLikeStrided(const OperatorHandle& op, Stack& stack) {
   const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   const Stack arguments(stack.end() - count, stack.end());
@@ -129,13 +145,16 @@ bool hasRemedy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 bool hasRemedyForElements(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const Remedy* remedy = findRemedy(op, arguments);
-  return remedy != nullptr && remedy->kind == Kind::kLikeStrided;
+  return remedy != nullptr && (remedy->kind == Kind::kLikeStrided || remedy->kind == Kind::kProduct);
 }
 
 void applyRemedy(const OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   const Remedy& remedy = *findRemedy(op, topOf(stack, count));
-  if (remedy.kind == Kind::kLikeStrided) {
+  if (remedy.kind == Kind::kProduct) {
+    checkDtypes(topOf(stack, count));
+  }
+  if (remedy.kind == Kind::kLikeStrided || remedy.kind == Kind::kProduct) {
     runLikeStrided(op, stack);
     return;
   }
