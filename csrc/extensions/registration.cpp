@@ -4,6 +4,7 @@
 
 #include "../core/fake/meta/meta_call.h"
 #include "../core/hooks/hooks.h"
+#include "../libraries/support/recycled_memory.h"
 #include "amp/amp_handler.h"
 #include "collectives/collectives.h"
 #include "composites/composites.h"
@@ -25,7 +26,6 @@
 #include "placement/placed.h"
 #include "replay/computed_values.h"
 #include "replay/external_values.h"
-#include "replay/replay_memory.h"
 #include "support/allocation_limit.h"
 #include "tapes/philox_tape.h"
 #include "tapes/replay_fill.h"
@@ -70,7 +70,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerPartRules();
   registerComputedValues();
   registerExternalValues();
-  registerReplayMemory();
+  all.make_memory = &makeLargeStorage;
   registerPlacements();
   registerMarks();
   registerOrigins();

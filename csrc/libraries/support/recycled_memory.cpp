@@ -8,11 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 
 #include "fresh_pages.h"
 #include "locks.h"
+#include "sizes.h"
 
 namespace torchext {
 
@@ -98,6 +101,15 @@ RecyclingGuard::RecyclingGuard(RecycledMemory& memory) noexcept : before_{std::e
 
 RecyclingGuard::~RecyclingGuard() {
   current_memory = before_;
+}
+
+c10::Storage makeLargeStorage(std::size_t nbytes) {
+  if (RecycledMemory* recycled = RecycledMemory::current()) {
+    return recycled->makeStorage(nbytes);
+  }
+  const at::Tensor bytes = at::empty({toSigned(nbytes)}, at::TensorOptions().dtype(c10::kByte).device(c10::kCPU));
+  preferHugePages(bytes.mutable_data_ptr(), nbytes);
+  return bytes.storage();
 }
 
 void RecycledMemory::trim() const noexcept {

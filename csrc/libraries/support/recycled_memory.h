@@ -53,4 +53,7 @@ class TORCHEXT_API RecyclingGuard {
   RecycledMemory* before_;
 };
 
+// Returns CPU memory for a large result: of the innermost guard on this thread, or else new and on huge pages.
+c10::Storage makeLargeStorage(std::size_t nbytes);
+
 }  // namespace torchext
