@@ -13,8 +13,8 @@ import sys
 # last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
 # ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), processes that a program
 # starts (79,500 before), outputs with math bits, uncounted versions and checked conversions (79,650 before), parts
-# with steps, and checks that devices share (80,150 before).
-BUDGET = 80_300
+# with steps, checks that devices share, and sums of sparse tensors (80,150 before).
+BUDGET = 80_330
 # Budget for csrc/core, which a newcomer must understand.
 CORE_BUDGET = 13_000
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")

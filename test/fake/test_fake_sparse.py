@@ -867,3 +867,22 @@ def test_matrices_of_different_dtypes_have_the_outcome_of_real_ones(
     else:
         assert metadata(found) == metadata(wanted)
         assert (on_cuda.shape, on_cuda.dtype) == (wanted.shape, wanted.dtype)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real CUDA devices are not faked")
+def test_sums_on_cuda_have_the_elements_of_both() -> None:
+    """As `add_out_sparse_cuda()`, which merges elements only where there are more than places."""
+    with fake_mode(gpu=2):
+        embedding = nn.Embedding(10, 4, sparse=True, device="cuda:1")
+        for _ in range(2):
+            embedding(torch.tensor([1, 2], device="cuda:1")).sum().backward()
+        gradient = embedding.weight.grad
+        assert (gradient._nnz(), gradient.is_coalesced(), gradient.device.index) == (4, False, 1)
+        assert (gradient - gradient)._nnz() == 8
+        assert gradient.sub_(gradient) is embedding.weight.grad
+        assert gradient._nnz() == 8
+        few = torch.sparse_coo_tensor([[0, 1]], torch.ones(2), (3,), device="cuda", check_invariants=False)
+        with pytest.raises(DataDependentError, match=r"aten::add.* needs the values"):
+            few + few
+        with pytest.raises(DataDependentError, match=r"aten::add.* needs the values"):
+            few + few.double()

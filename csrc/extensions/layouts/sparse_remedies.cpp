@@ -8,7 +8,10 @@
 #include <vector>
 
 #include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -32,6 +35,9 @@ enum class Kind : std::uint8_t {
   kProduct,
   // The argument is sparse. The result has the same indices, and other values in the dtype of the first argument.
   kLikeArgument,
+  // Two COO tensors on CUDA. The result has the elements of both, unless these are more than the tensor has places
+  // (`add_out_sparse_cuda()`). CPU kernels merge elements with equal indices.
+  kJoined,
   // The argument is compressed. The result has the same elements, compressed along the other dimension.
   kRecompressed,
 };
@@ -47,6 +53,10 @@ constexpr std::array kRemedies{
     Remedy{"aten::add", Kind::kLikeStrided, 0},
     Remedy{"aten::add", Kind::kLikeStrided, 1},
     Remedy{"aten::add_", Kind::kLikeStrided, 0},
+    Remedy{"aten::add", Kind::kJoined},
+    Remedy{"aten::add_", Kind::kJoined},
+    Remedy{"aten::sub", Kind::kJoined},
+    Remedy{"aten::sub_", Kind::kJoined},
     Remedy{"aten::addmm", Kind::kProduct, 0},
     Remedy{"aten::addmm_", Kind::kProduct, 0},
     Remedy{"aten::addmv", Kind::kProduct, 0},
@@ -64,6 +74,15 @@ constexpr std::array kRemedies{
     Remedy{"aten::_to_sparse_csr", Kind::kRecompressed, 0, c10::kSparseCsc},
 };
 
+bool canJoin(const Tensor& a, const IValue& other) {
+  if (!other.isTensor() || a.layout() != c10::kSparse || other.toTensor().layout() != c10::kSparse) {
+    return false;
+  }
+  const Tensor& b = other.toTensor();
+  return a.is_cuda() && b.is_cuda() && a.sizes() == b.sizes() && a.sparse_dim() == b.sparse_dim() &&
+         a.scalar_type() == b.scalar_type() && a._nnz() > 0 && b._nnz() > 0 && a._nnz() + b._nnz() <= a.numel();
+}
+
 bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (op.schema().name() != remedy.op || !arguments[remedy.argument].isTensor()) {
     return false;
@@ -75,6 +94,8 @@ bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> argum
       return argument.layout() == c10::kStrided;
     case Kind::kLikeArgument:
       return isSparse(argument);
+    case Kind::kJoined:
+      return canJoin(argument, arguments[1]);
     case Kind::kRecompressed:
       return argument.layout() == remedy.layout;
   }
@@ -112,6 +133,17 @@ Tensor recompressed(const Tensor& self) {
   return at::_sparse_compressed_tensor_unsafe(
       at::empty(size, source.compressed_indices().options()), at::empty_like(source.plain_indices()),
       at::empty_like(source.values(), at::MemoryFormat::Contiguous), self.sizes(), self.options().layout(layout));
+}
+
+// (self, other, alpha)
+Tensor joined(const OperatorHandle& op, const Tensor& self, const Tensor& other) {
+  const Tensor indices = at::cat({self._indices(), other._indices()}, 1);
+  const Tensor values = at::cat({self._values(), other._values()});
+  if (op.schema().name().back() != '_') {
+    return at::_sparse_coo_tensor_unsafe(indices, values, self.sizes(), self.options());
+  }
+  dynamic_cast<at::SparseTensorImpl&>(*self.unsafeGetTensorImpl()).set_indices_and_values_unsafe(indices, values);
+  return self;
 }
 
 // Raises the error of PyTorch's kernels, which access all elements in the dtype of the sparse matrix.
@@ -159,10 +191,13 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
     return;
   }
   const Tensor argument = topOf(stack, count)[remedy.argument].toTensor();
+  const IValue second = topOf(stack, count)[1];
   DeviceRules(op, stack).outputDevice();  // raises for arguments on different devices
   const auto dtype = topOf(stack, count).front().toTensor().scalar_type();
   torch::jit::drop(stack, count);
-  torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument) : argument.clone().to(dtype));
+  torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument)
+                          : remedy.kind == Kind::kJoined     ? joined(op, argument, second.toTensor())
+                                                             : argument.clone().to(dtype));
 }
 
 }  // namespace torchext
