@@ -886,3 +886,6 @@ def test_sums_on_cuda_have_the_elements_of_both() -> None:
             few + few
         with pytest.raises(DataDependentError, match=r"aten::add.* needs the values"):
             few + few.double()
+        integers = torch.sparse_coo_tensor([[0, 1]], [1, 2], (9,), device="cuda", check_invariants=False)
+        with pytest.raises(RuntimeError, match="argument alpha must not be a floating point number"):
+            torch.add(integers, integers, alpha=0.5)

@@ -74,8 +74,12 @@ constexpr std::array kRemedies{
     Remedy{"aten::_to_sparse_csr", Kind::kRecompressed, 0, c10::kSparseCsc},
 };
 
-bool canJoin(const Tensor& a, const IValue& other) {
-  if (!other.isTensor() || a.layout() != c10::kSparse || other.toTensor().layout() != c10::kSparse) {
+// (self, other, alpha). For integers and complex factors, PyTorch checks more.
+bool canJoin(ArrayRef<IValue> arguments) {
+  const Tensor& a = arguments[0].toTensor();
+  const IValue& other = arguments[1];
+  if (!other.isTensor() || !a.is_floating_point() || arguments[2].toScalar().isComplex() ||
+      a.layout() != c10::kSparse || other.toTensor().layout() != c10::kSparse) {
     return false;
   }
   const Tensor& b = other.toTensor();
@@ -95,7 +99,7 @@ bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> argum
     case Kind::kLikeArgument:
       return isSparse(argument);
     case Kind::kJoined:
-      return canJoin(argument, arguments[1]);
+      return canJoin(arguments);
     case Kind::kRecompressed:
       return argument.layout() == remedy.layout;
   }
@@ -135,7 +139,7 @@ Tensor recompressed(const Tensor& self) {
       at::empty_like(source.values(), at::MemoryFormat::Contiguous), self.sizes(), self.options().layout(layout));
 }
 
-// (self, other, alpha)
+// The factor `alpha` does not change the metadata.
 Tensor joined(const OperatorHandle& op, const Tensor& self, const Tensor& other) {
   const Tensor indices = at::cat({self._indices(), other._indices()}, 1);
   const Tensor values = at::cat({self._values(), other._values()});

@@ -42,8 +42,8 @@ bool hasRecordedLayout(const Part& part, const Geometry& geometry) {
   return shown.strides == geometry.strides && distance % kMemoryAlignment == 0;
 }
 
-// Returns a copy of the tensor with the strides and alignment of the storage.
-// The copy covers the bytes from the first to the last element that the strides reach.
+// Returns a copy of the tensor with the strides and alignment of the storage. It covers the bytes from the first to the
+// last element that the strides reach.
 at::Tensor alignedCopyOf(const Part& part, const Geometry& geometry) {
   const auto itemsize = toSigned(geometry.dtype.itemsize());
   Geometry aligned = geometry;
@@ -90,7 +90,7 @@ Part partWith(const ValueMemory& memory, const Box& box) {
     return {memory.whole, std::nullopt};
   }
   return partThat(static_cast<const BoxesMemory&>(*memory.parts).parts(),
-                  [&box](const Part& part) { return !part.box || part.box->contains(box); });
+                  [&box](const Part& part) { return part.box->contains(box); });
 }
 
 }  // namespace

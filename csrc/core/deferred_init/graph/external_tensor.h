@@ -47,7 +47,7 @@ class ExternalTensor {
 
  private:
   at::Tensor tensor_;
-  // Empty if no other code can write the memory, or if there is no memory to read.
+  // Empty for a copy, which no other code can write, and for a tensor without memory.
   IsUnchanged is_unchanged_;
   // The version of a wrapper, which has no memory.
   std::optional<std::int64_t> version_;
