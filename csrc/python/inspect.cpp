@@ -118,7 +118,8 @@ std::string missingKernelMessage(const PredictedCall& call, c10::DispatchKey key
 constexpr std::array kFakeOutcomes{"passes on",  "records",        "runs for real", "lifts",        "pins",
                                    "decomposes", "runs in layout", "is handled",    "runs on Meta", "refuses"};
 constexpr std::array kEffects{"handler computes", "handler decomposes", "handler passes on"};
-constexpr std::array kMetadataKernels{"Meta kernel", "composite kernel", "own kernel", "kernel on zeros", "no kernel"};
+constexpr std::array kMetadataKernels{"Meta kernel", "composite kernel", "fake implementation",
+                                      "own kernel",  "kernel on zeros",  "no kernel"};
 constexpr std::array kRecorderOutcomes{"decomposes",   "passes on", "passes on below", "lifts",        "communicates",
                                        "synchronizes", "shows",     "runs for real",   "runs as fake", "records"};
 constexpr std::array kAmpOutcomes{"passes on", "passes on in backward", "autocasts", "cleans"};

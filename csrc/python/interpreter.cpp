@@ -15,11 +15,11 @@ namespace torchext::python {
 namespace {
 
 // In the order of Provided.
-constexpr std::array<const char*, 11> kNames{
+constexpr std::array<const char*, 12> kNames{
     "current_line",          "data_dependent_error", "unsupported_operator_error",
     "materialization_error", "deprecation_warning",  "fake_copy",
     "kernel_geometry",       "kernel_steps",         "typed_storage",
-    "settle_leases",         "notify_modes"};
+    "settle_leases",         "notify_modes",         "has_fake_implementation"};
 
 std::array<PyObject*, kNames.size()>& objects() noexcept {
   static std::array<PyObject*, kNames.size()> all{};
@@ -118,6 +118,12 @@ class Python final : public Interpreter {
       frame = stolen(PyFrame_GetBack(here));
     }
     return frames;
+  }
+
+  bool hasFakeImplementation(const std::string& name) const override {
+    const pybind11::gil_scoped_acquire gil;
+    PyObject* function = provided(Provided::kHasFakeImplementation);
+    return function != nullptr && pybind11::reinterpret_borrow<pybind11::function>(function)(name).cast<bool>();
   }
 
   void raise(ErrorKind kind, const std::string& message) const override {

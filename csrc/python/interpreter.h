@@ -24,6 +24,7 @@ enum class Provided : std::uint8_t {
   kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
   kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or restores them
   kNotifyModes,               // torchext.amp.function_modes: notifies function modes of the begin or end of a region
+  kHasFakeImplementation,     // torchext.fake.meta_functions: whether a program registered one for an operator
 };
 
 // Returns null before the object is provided. Held for the life of the process.

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch._library.fake_impl
+import torch._library.simple_registry
 import torch._lobpcg
 import torch._meta_registrations
 import torch._prims_common.wrappers
@@ -28,6 +29,7 @@ def install() -> None:
     while_fakes_live.patch(
         torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only"
     )
+    _C.provide("has_fake_implementation", _has_fake_implementation)
     _C.set_native_functions(
         str(Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml")
     )
@@ -43,6 +45,11 @@ def install() -> None:
         torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "mistakes our fakes for meta tensors"
     )
     while_fakes_live.patch(torch._lobpcg.LOBPCG, "run", _ending_without_values, "iterates until values converge")
+
+
+def _has_fake_implementation(name: str) -> bool:
+    """Return whether `torch.library.register_fake` has registered a function for an operator."""
+    return torch._library.simple_registry.singleton.find(name).fake_impl.kernel is not None
 
 
 def _ending_without_values(original: Callable[[torch._lobpcg.LOBPCG], None]) -> Callable[..., None]:

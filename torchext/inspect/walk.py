@@ -89,6 +89,10 @@ _FAKE_TURNS = {
         "decomposes",
         "calls the composite kernel for the metadata, on the meta device, unless they are cached",
     ),
+    "fake implementation": (
+        "decomposes",
+        "calls the function of `torch.library.register_fake` on fakes for the metadata",
+    ),
     "own kernel": ("computes", "makes fakes by a rule of torchext"),
     "kernel on zeros": ("decomposes", "calls the CPU kernel for the metadata, on zeros"),
     "no kernel": ("raises", "the operator has no Meta kernel"),

@@ -34,6 +34,10 @@ std::vector<StackFrame> Interpreter::stackHere() const {
   return {};
 }
 
+bool Interpreter::hasFakeImplementation(const std::string& /*name*/) const {
+  return false;
+}
+
 void Interpreter::raise(ErrorKind /*kind*/, const std::string& /*message*/) const {}
 
 void Interpreter::raiseWithNote(const c10::Error& /*error*/, const std::string& /*note*/) const {}

@@ -51,6 +51,10 @@ class TORCHEXT_API Interpreter {
   // Returns the functions on the call stack, innermost first.
   virtual std::vector<StackFrame> stackHere() const;
 
+  // Returns true if the program has registered a fake implementation of the operator `name`, as
+  // `torch.library.register_fake()` does. Its kernel is then also the operator's Meta kernel.
+  virtual bool hasFakeImplementation(const std::string& name) const;
+
   // Raises an error of the language's class for `kind`. Returns if the language has no such class.
   virtual void raise(ErrorKind kind, const std::string& message) const;
 

@@ -8,6 +8,7 @@
 #include "../../hooks/hooks.h"
 #include "../calls/device_index.h"
 #include "../calls/op_traits.h"
+#include "meta_kernel.h"
 
 namespace torchext {
 
@@ -124,21 +125,20 @@ std::optional<Device> DeviceRules::explicitDevice() const {
 std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
   std::optional<Device> common;
   std::optional<Device> scalar;
-  const bool mixes = mixesDevices();
   const auto visit = [&](const at::Tensor& tensor) {
     if (isCpuScalar(tensor)) {
       scalar = tensor.device();
     } else if (!common) {
       common = tensor.device();
     } else {
-      TORCH_CHECK(mixes || *common == tensor.device(),
+      TORCH_CHECK(*common == tensor.device() || mixesDevices(),
                   "Expected all tensors to be on the same device, but found at least two "
                   "devices, ",
                   *common, " and ", tensor.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
     }
   };
   forEachTensor(stack_, op_.schema().arguments().size(), visit);
-  if (common && scalar && common->is_cuda() && !mixes) {
+  if (common && scalar && common->is_cuda() && !mixesDevices()) {
     refuseNumber(*scalar, *common);
   }
   return common ? common : scalar;
@@ -203,7 +203,7 @@ bool DeviceRules::mixesDevices() const {
     const c10::IValue& weight = torch::jit::peek(stack_, 0, op_.schema().arguments().size());
     return weight.isTensor() && weight.toTensor().is_meta();
   }
-  return mayMixDevices(op_);
+  return mayMixDevices(op_) || hasFakeImplementation(op_);
 }
 
 std::optional<c10::DispatchKey> kernelForSeveralDevices(const OperatorHandle& op, ArrayRef<IValue> arguments) {

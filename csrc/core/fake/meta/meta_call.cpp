@@ -21,6 +21,7 @@
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
+#include "../storage/fake_factories.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 #include "../storage/storage_memory.h"
@@ -53,6 +54,14 @@ class NoTorchFunction {
  private:
   using TorchFunctionTLS = at::impl::PythonTorchFunctionTLS;
   at::impl::TorchFunctionDisabledState previous_;
+};
+
+// Hides the calls of a fake implementation, which still reach the handler: NOTE [Fake implementations]. As in recorded
+// calls, nothing is counted, drawn or known.
+struct HiddenCallsOnFakes {
+  const c10::impl::ExcludeDispatchKeyGuard keys{kHiddenFromUsers.remove(DispatchKey::Fake)};
+  const FakeFactoriesGuard factories;
+  const RecordingGuard recording{/*can_run_for_real=*/false};
 };
 
 // Makes the checks that `as_strided()` makes on all devices except the meta device (`checkInBoundsForStorage`,
@@ -95,7 +104,12 @@ class MetaCall {
  public:
   // Sets `refusal` before raising the error of real tensors.
   MetaCall(const OperatorHandle& op, const Stack& called, const MetaPlan& plan, std::exception_ptr& refusal)
-      : op_{op}, called_{called}, plan_{plan}, refusal_{refusal}, stack_(arguments().vec()) {}
+      : op_{op},
+        called_{called},
+        plan_{plan},
+        refusal_{refusal},
+        stack_(arguments().vec()),
+        shadows_{plan.kernel == MetadataKernel::kFake ? Shadows::Kind::kFake : Shadows::Kind::kMeta} {}
 
   Stack run();
 
@@ -105,8 +119,8 @@ class MetaCall {
   bool isTriedOutFirst() const;
   Stack useResultsOf(const RealResults& real);
   bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
-  void convertArgumentsToMeta();
-  IValue toMeta(const IValue& value, const c10::Argument& argument);
+  void convertArguments();
+  IValue toShadow(const IValue& value, const c10::Argument& argument);
   void callMetaKernel();
   bool tryOnZeros();
   void correctMetaResults(const RealResults& real);
@@ -170,7 +184,7 @@ Stack MetaCall::run() {
     if (plan_.refusal) {
       std::rethrow_exception(plan_.refusal);
     }
-    convertArgumentsToMeta();
+    convertArguments();
     is_prepared = true;
     HeldWarnings held;
     callMetaKernel();
@@ -290,16 +304,16 @@ bool MetaCall::tryOnZeros() {
   return results.has_value();
 }
 
-void MetaCall::convertArgumentsToMeta() {
+void MetaCall::convertArguments() {
   const auto& arguments = op_.schema().arguments();
-  const int device_argument = DeviceRules{op_, called_}.deviceArgument();
+  const int device_argument = plan_.kernel == MetadataKernel::kFake ? -1 : DeviceRules{op_, called_}.deviceArgument();
   for (const auto i : c10::irange(arguments.size())) {
     stack_[i] =
-        static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toMeta(stack_[i], arguments[i]);
+        static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toShadow(stack_[i], arguments[i]);
   }
 }
 
-IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
+IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
   if (value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
     return false;  // nothing to pin, and the meta device refuses to pin
   }
@@ -320,8 +334,13 @@ IValue MetaCall::toMeta(const IValue& value, const c10::Argument& argument) {
 void MetaCall::callMetaKernel() {
   const MetaCallOnDevice hint{plan_.device};
   const NoTorchFunction no_torch_function;
-  const HiddenCalls guard;
-  callMetadataKernel(plan_.kernel, op_, stack_);
+  if (plan_.kernel == MetadataKernel::kFake) {
+    const HiddenCallsOnFakes guard;
+    callMetadataKernel(plan_.kernel, op_, stack_);
+  } else {
+    const HiddenCalls guard;
+    callMetadataKernel(plan_.kernel, op_, stack_);
+  }
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
@@ -379,7 +398,8 @@ Tensor MetaCall::toFake(const Tensor& meta) {
                               "` returns a tensor of layout ", meta.layout(),
                               ", but fake tensors must be strided. Call it on real tensors.");
   TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
-  Storage storage = shadows_.originalOf(meta.storage(), plan_.device);
+  const c10::Device device = isFake(meta) && !meta.is_meta() ? meta.device() : plan_.device;
+  Storage storage = shadows_.originalOf(meta.storage(), device);
   TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
                               "` returns a view of a real argument although another argument is fake. Make all "
                               "arguments fake with torchext.fake.fake_like(), or all real.");

@@ -7,6 +7,7 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include "../../../libraries/support/interpreter.h"
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
@@ -103,9 +104,14 @@ MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
     return MetadataKernel::kOwn;
   }
   if (hasMetaKernel(op)) {
-    return MetadataKernel::kMeta;
+    return hasFakeImplementation(op) ? MetadataKernel::kFake : MetadataKernel::kMeta;
   }
   return !isRecording() && hooks().trials.mayRunOnZeros(op, stack) ? MetadataKernel::kZeros : MetadataKernel::kMissing;
+}
+
+bool hasFakeImplementation(const OperatorHandle& op) {
+  return isPythonKernel(kernelOf(op, DispatchKey::Meta)) && !isKernelOfPyTorch(op, DispatchKey::Meta) &&
+         interpreter().hasFakeImplementation(toString(op.operator_name()));
 }
 
 bool hasOnlyPythonMetaKernel(const OperatorHandle& op) {
@@ -117,6 +123,7 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
   hooks().kernels.callMeta(op, stack, [&](Stack& accepted) {
     switch (kernel) {
       case MetadataKernel::kMeta:
+      case MetadataKernel::kFake:
       case MetadataKernel::kZeros:
       case MetadataKernel::kMissing:
         callKernel(op, accepted);

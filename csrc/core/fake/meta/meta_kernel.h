@@ -15,6 +15,14 @@
 //   * composite C++ code on the meta device, if its results differ from those of the Python function.
 //
 // Kernels that a program registers for Meta are always called.
+//
+// NOTE [Fake implementations]
+//
+// `torch.library.register_fake()` also registers a Meta kernel, but PyTorch's FakeTensorMode calls the function with
+// fakes that claim their device, so it may ask for devices and allocate on them. Here, too, it runs on fakes: copies of
+// the arguments, whose memory is not counted and whose values are unknown. It may mix devices. On meta tensors,
+// PyTorch's Python functions would compute the results of the operators that it calls, among them strides other than
+// those of real tensors (`empty_like` in dimensions of length 1).
 
 #include <cstdint>
 #include <optional>
@@ -29,6 +37,7 @@ namespace torchext {
 enum class MetadataKernel : std::uint8_t {
   kMeta,
   kComposite,  // the kernel of `CompositeExplicitAutograd`
+  kFake,       // a fake implementation of the program: NOTE [Fake implementations]
   kOwn,        // a function of an extension: DeviceKernels::replaces()
   kZeros,      // there is no Meta kernel: NOTE [Running the CPU kernel]
   kMissing,    // there is neither a Meta kernel nor a usable CPU kernel: the call raises an error
@@ -36,6 +45,9 @@ enum class MetadataKernel : std::uint8_t {
 
 // Returns the kernel for a call of `op` with the arguments on top of `stack`, on any device.
 MetadataKernel metadataKernelFor(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+// Returns true if the program has registered a fake implementation: NOTE [Fake implementations].
+bool hasFakeImplementation(const c10::OperatorHandle& op);
 
 // Returns true if PyTorch's Meta kernel of `op` is written in Python, without C++ code that it overrides.
 bool hasOnlyPythonMetaKernel(const c10::OperatorHandle& op);

@@ -27,6 +27,22 @@ Tensor standInOf(const Tensor& tensor) {
   return at::detail::empty_meta(tensor.sizes(), tensor.scalar_type());
 }
 
+Storage makeMetaStorage(std::size_t nbytes) {
+  return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(nbytes),
+                                                       c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta),
+                                                       /*resizable=*/true)};
+}
+
+// Returns a tensor on `storage`, which is on the meta device, with the metadata of `tensor`.
+Tensor metaOf(const Tensor& tensor, Storage storage) {
+  DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
+  keys = keys | (tensor.key_set() & kLazyBits);
+  auto impl = c10::make_intrusive<TensorImpl>(TensorImpl::VIEW, std::move(storage), keys, tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  impl->set_allow_tensor_metadata_change(tensor.unsafeGetTensorImpl()->allow_tensor_metadata_change());
+  return Tensor{std::move(impl)};
+}
+
 }  // namespace
 
 Tensor realNumber(const Tensor& number) {
@@ -51,29 +67,23 @@ Tensor Shadows::of(const Tensor& tensor) {
   if (layoutOf(tensor) != nullptr) {
     return standInOf(tensor);
   }
-  DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
-  keys = keys | (tensor.key_set() & kLazyBits);
-  auto impl = c10::make_intrusive<TensorImpl>(TensorImpl::VIEW, of(tensor.storage()), keys, tensor.dtype());
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  impl->set_allow_tensor_metadata_change(tensor.unsafeGetTensorImpl()->allow_tensor_metadata_change());
-  Tensor shadow{std::move(impl)};
+  Tensor shadow = kind_ == Kind::kMeta ? metaOf(tensor, of(tensor.storage()))
+                                       : makeFakeTensor(of(tensor.storage()), *tensor.unsafeGetTensorImpl());
   add(tensor, shadow);
   return shadow;
 }
-
 Storage Shadows::of(const Storage& storage) {
   if (const Storage* known = storages_.shadowOf(storage.unsafeGetStorageImpl())) {
     return *known;
   }
-  Storage shadow{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(storage.nbytes()),
-                                                       c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta),
-                                                       /*resizable=*/true)};
+  Storage shadow =
+      kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : makeFakeStorage(storage.nbytes(), storage.device());
   add(storage, shadow);
   return shadow;
 }
 
-Tensor Shadows::originalOf(const TensorImpl& meta) const {
-  const Tensor* original = tensors_.originalOf(&meta);
+Tensor Shadows::originalOf(const TensorImpl& shadow) const {
+  const Tensor* original = tensors_.originalOf(&shadow);
   return original == nullptr ? Tensor{} : *original;
 }
 
@@ -85,12 +95,12 @@ const Tensor* Shadows::findTensorOn(const Storage& storage) const {
   return found == tensors.end() ? nullptr : &*found;
 }
 
-Storage Shadows::originalOf(const Storage& meta, c10::Device device) {
-  if (const Storage* known = storages_.originalOf(meta.unsafeGetStorageImpl())) {
+Storage Shadows::originalOf(const Storage& shadow, c10::Device device) {
+  if (const Storage* known = storages_.originalOf(shadow.unsafeGetStorageImpl())) {
     return *known;
   }
-  Storage original = makeFakeStorage(meta.nbytes(), device);
-  add(original, meta);
+  Storage original = makeFakeStorage(shadow.nbytes(), device);
+  add(original, shadow);
   return original;
 }
 

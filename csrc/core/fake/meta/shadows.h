@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -14,24 +15,32 @@ namespace torchext {
 // number in forward AD (`2 * dual`).
 at::Tensor realNumber(const at::Tensor& number);
 
-// Maps the storages and tensors of one call to their shadows on the meta device. Shadows live as long as the call.
+// Maps the storages and tensors of one call to their shadows, with which its Meta kernel is called. Shadows live as
+// long as the call.
 class Shadows {
  public:
+  enum class Kind : std::uint8_t {
+    kMeta,  // on the meta device
+    kFake,  // fakes on the device of the original: NOTE [Fake implementations]
+  };
+
+  explicit Shadows(Kind kind) : kind_{kind} {}
+
   // Returns the shadow of `tensor`, always the same one. A real tensor also has a shadow: only its metadata matter. For
   // a tensor of another layout, returns a strided stand-in, which `originalOf()` does not find.
   at::Tensor of(const at::Tensor& tensor);
 
-  // Returns the shadow of `storage` on the meta device.
+  // Returns the shadow of `storage`.
   c10::Storage of(const c10::Storage& storage);
 
-  // Returns the tensor whose shadow is `meta`, or an undefined tensor.
-  at::Tensor originalOf(const c10::TensorImpl& meta) const;
+  // Returns the tensor whose shadow is `shadow`, or an undefined tensor.
+  at::Tensor originalOf(const c10::TensorImpl& shadow) const;
 
   // Returns a tensor argument on `storage`, or null.
   const at::Tensor* findTensorOn(const c10::Storage& storage) const;
 
-  // Returns the storage whose shadow is `meta`, or creates a fake storage on `device` for `meta`.
-  c10::Storage originalOf(const c10::Storage& meta, c10::Device device);
+  // Returns the storage whose shadow is `shadow`, or creates a fake storage on `device` for `shadow`.
+  c10::Storage originalOf(const c10::Storage& shadow, c10::Device device);
 
  private:
   // Pairs of originals and shadows.
@@ -69,6 +78,7 @@ class Shadows {
   void add(const at::Tensor& original, const at::Tensor& shadow);
   void add(const c10::Storage& original, const c10::Storage& shadow);
 
+  Kind kind_;
   Pairs<at::Tensor> tensors_;
   Pairs<c10::Storage> storages_;
 };

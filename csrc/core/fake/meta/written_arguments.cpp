@@ -33,7 +33,7 @@ void resizeLike(const Tensor& fake, const Tensor& real) {
 }
 
 bool mayChangeShape(const OperatorHandle& op) {
-  return op.hasTag(at::Tag::inplace_view) || hasOut(op);
+  return op.hasTag(at::Tag::inplace_view) || hasOut(op) || namespaceOf(op.operator_name()) != "aten";
 }
 
 void resizeByMeta(const OperatorHandle& op, const Tensor& fake, const Tensor& shadow) {

@@ -13,8 +13,8 @@
 //   * Some kernels resize an argument twice, which leaves a larger storage (`mse_loss` with an `out`).
 //
 // So the trial of the call decides, if there was one (NOTE [Errors of real tensors]): fakes change like
-// their stand-ins. Without a trial, the Meta kernel decides, but only an `out`, and the argument of an operator with
-// the tag `inplace_view`, may change its shape.
+// their stand-ins. Without a trial, the Meta kernel decides, but of PyTorch's operators only an `out`, and the
+// argument of an operator with the tag `inplace_view`, may change its shape.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
