@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchext import _C
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
 from torchext.fake.assumed_values import assuming_values
 
@@ -258,6 +259,33 @@ def test_part_that_was_written_is_known() -> None:
         numbers[0] = 1.5
         with pytest.raises(DataDependentError, match=UNKNOWN):
             numbers[0].item()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, part: x.fill_(part),
+        lambda x, part: x.__setitem__(slice(None), part),
+        lambda x, part: x.masked_fill_(torch.ones(8, dtype=torch.bool), part),
+        lambda x, part: x[:4].fill_(part),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.uint8], ids=str)
+def test_value_in_the_memory_that_is_written_is_read_first(
+    dtype: torch.dtype, place: int, write: Callable[[torch.Tensor, torch.Tensor], object]
+) -> None:
+    def run() -> torch.Tensor:
+        x = torch.empty(8)
+        part = x.view(dtype)[place]
+        part.fill_(4)
+        write(x, part)
+        return x
+
+    expected = run()
+    with fake_mode():
+        known = _C.known_value(run())
+    assert known is None or torch.equal(known, expected)
 
 
 def test_part_that_was_written_stays_apart_from_assumed_values() -> None:

@@ -47,9 +47,7 @@ class Overwrites {
       if (isWritten(op.schema().arguments()[i])) {
         forEachTensor(arguments[i], [&](const Tensor& tensor) {
           if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, i, tensor)) {
-            has_room_ =
-                (coversStorage(tensor) ? makeBytes(tensor, ValueKind::kKnown) : makePart(tensor, ValueKind::kKnown)) &&
-                has_room_;
+            has_room_ = makePart(tensor, ValueKind::kKnown) && has_room_;  // keeps what other arguments show of it
             tensors_.push_back(tensor);
           }
         });

@@ -361,14 +361,6 @@ void setRange(const Tensor& fake, const Scalar& start, const Scalar& end, const 
   }
 }
 
-bool makeBytes(const Tensor& fake, ValueKind kind) {
-  if (fake.is_meta() || !isRoomFor(fake.storage().nbytes(), /*copies=*/1, isRouted(kind))) {
-    return false;
-  }
-  setBytes(fake, makeZeroStorage(fake.storage().nbytes()), kind);
-  return true;
-}
-
 bool canKnowPart(const Tensor& fake) {
   if (!canHaveValues(fake)) {
     return false;
@@ -386,10 +378,10 @@ bool makePart(const Tensor& fake, ValueKind kind) {
     return false;  // recorded by deferred_init
   }
   if (coversStorage(fake)) {
-    if (known == nullptr) {
-      return makeBytes(fake, kind);
+    if (known == nullptr && !isRoomFor(fake.storage().nbytes(), /*copies=*/1, isRouted(kind))) {
+      return false;
     }
-    setBytes(fake, known->bytes(), kind);
+    setBytes(fake, known == nullptr ? makeZeroStorage(fake.storage().nbytes()) : known->bytes(), kind);
     return true;
   }
   const bool is_uniform_kind = known != nullptr && !known->marks() && known->kind() == kind;

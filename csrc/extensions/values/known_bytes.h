@@ -77,9 +77,6 @@ void setFill(const at::Tensor& fake, bool value);
 // computed at once, because they depend on the number of threads.
 void setRange(const at::Tensor& fake, const at::Scalar& start, const at::Scalar& end, const at::Scalar& step);
 
-// Gives the storage of `fake` zeros, so that values can be written. Returns false if they would be too many.
-bool makeBytes(const at::Tensor& fake, ValueKind kind);
-
 // Returns true if values written to `fake`, a part of its storage, can be known: the storage contains integers, or has
 // bytes. The rest does not change.
 bool canKnowPart(const at::Tensor& fake);
