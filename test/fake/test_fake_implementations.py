@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as distributed
+import torch.distributed._functional_collectives as functional_collectives
 from comparisons import PROPERTIES, metadata
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from typing_extensions import Self
 
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
@@ -126,13 +133,106 @@ def test_temporary_tensors_are_not_counted_and_nothing_is_drawn() -> None:
         memory.peak_allocated("cpu")
 
 
-def test_constants_of_an_implementation_have_no_values() -> None:
-    operator = custom("constant", refuse_to_run, lambda x: torch.tensor([1.0, 2.0]), "(Tensor x) -> Tensor")
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda x: int(torch.tensor(3)),
+        lambda x: int(max(torch.tensor(3), torch.tensor(2))),
+        lambda x: int(torch.tensor(x.shape).prod()) // 4 + 2,
+        lambda x: torch.tensor([2, 3]).tolist()[1],
+        lambda x: int(torch.arange(4)[-1].item()),
+        lambda x: torch.quantile(x, torch.tensor([0.1, 0.5, 0.9], dtype=x.dtype)).numel(),
+        lambda x: torch.repeat_interleave(torch.empty(2), torch.tensor([1, 2])).numel(),
+    ],
+)
+def test_constants_of_an_implementation_have_values(size: Callable[[Tensor], int]) -> None:
+    computed: list[Tensor] = []
+    operator = custom("constant", computed.append, lambda x: x.new_empty(size(x)), "(Tensor x) -> Tensor")
+    results = [operator(fake_like(torch.ones(4))), deferred_init(lambda: operator(torch.ones(4)))]
+    with fake_mode():
+        results.append(operator(torch.ones(4)))
+    assert [result.shape for result in results if isinstance(result, Tensor)] == [(3,)] * 3
+    assert not computed
+
+
+def test_values_of_results_are_those_of_the_real_implementation() -> None:
+    operator = custom("returning", refuse_to_run, lambda x: torch.tensor([1.0, 2.0]), "(Tensor x) -> Tensor")
     with fake_mode():
         result = operator(torch.ones(3))
         assert isinstance(result, Tensor)
         with pytest.raises(DataDependentError, match="needs the values of its arguments"):
             result[0].item()
+
+
+class Wrapper(Tensor):
+    """A subclass without memory of its own."""
+
+    def __new__(cls, inner: Tensor) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        return made
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        return function(*tree_map_only(Wrapper, lambda wrapper: wrapper.inner, args), **(kwargs or {}))
+
+
+def test_implementation_may_make_tensors_of_subclasses() -> None:
+    operator = custom("wrapping", refuse_to_run, lambda x: Wrapper(x) + 1, "(Tensor x) -> Tensor")
+    result = operator(fake_like(torch.ones(4)))
+    assert isinstance(result, Tensor)
+    assert result.shape == (4,)
+
+
+def test_calls_of_an_implementation_reach_no_mode() -> None:
+    seen: list[str] = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    operator = custom("seen", refuse_to_run, lambda x: torch.empty_like(x) + 1, "(Tensor x) -> Tensor")
+    x = fake_like(torch.ones(4))
+    with Seeing():
+        operator(x)
+    assert seen == ["torchext_fake.seen.default"]
+
+
+def test_collectives_of_an_implementation_send_nothing(tmp_path: Path) -> None:
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+
+        def fake(x: Tensor) -> Tensor:
+            distributed.barrier()
+            whole = functional_collectives.all_reduce(x, "sum", distributed.group.WORLD).clone()
+            distributed.all_reduce(whole)
+            return whole
+
+        operator = custom("gathering", refuse_to_run, fake, "(Tensor x) -> Tensor")
+        result = operator(fake_like(torch.ones(4)))
+    finally:
+        distributed.destroy_process_group()
+    assert isinstance(result, Tensor)
+    assert result.shape == (4,)
+
+
+def test_memory_may_be_pinned_and_devices_may_be_meta() -> None:
+    def fake(x: Tensor, y: Tensor) -> list[Tensor]:
+        pinned = torch.empty(2 if y.is_pinned() else 1, pin_memory=True)
+        return [pinned, torch.empty(2, device="meta")]
+
+    operator = custom("pinning", refuse_to_run, fake, "(Tensor x, Tensor y) -> Tensor[]")
+    with fake_mode(gpu=1):
+        results = operator(torch.empty(2, device="cuda"), torch.empty(2, pin_memory=True))
+    assert isinstance(results, list)
+    assert [str(result.device) for result in results] == ["cpu", "meta"]
+    assert [result.is_pinned() for result in results] == [True, False]
+    assert results[0].shape == (2,)
 
 
 def test_reading_values_is_refused_with_the_error_of_fakes() -> None:

@@ -43,7 +43,7 @@ bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
 
 bool callsNeedHandler(const OperatorHandle& op) {
   const MemoryCounter* const counter = memoryCounter();
-  return isRecording() || hooks().values.areAssumed() || (counter != nullptr && counter->observes(op)) ||
+  return isRecording() || isInFakeImplementation() || hooks().values.areAssumed() || (counter != nullptr && counter->observes(op)) ||
          c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
 }
 
@@ -63,7 +63,7 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
 
 void countCall(
     const OperatorHandle& op, Arguments arguments, const KernelScratch* scratch, Arguments results, bool has_new) {
-  if (isRecording()) {
+  if (isRecording() || isInFakeImplementation()) {
     if (has_new) {
       forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });
     }

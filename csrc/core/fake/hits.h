@@ -27,7 +27,7 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
 bool canBeAliased(const at::Tensor& self);
 
 // Counts the memory of a call: what its kernel allocates, if `has_new` or `scratch`, and what the counter derives from
-// its arguments. Storages that deferred_init records are not counted.
+// its arguments. Storages that deferred_init records, or a fake implementation makes, are not counted.
 void countCall(
     const c10::OperatorHandle& op, Arguments arguments, const KernelScratch* scratch, Arguments results, bool has_new);
 

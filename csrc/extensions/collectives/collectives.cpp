@@ -18,6 +18,7 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/deferred_init/deferred_init.h"
+#include "../../core/fake/calls/recording.h"
 #include "../../core/fake/hits.h"
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/hooks/hooks.h"
@@ -99,7 +100,7 @@ std::string backendMessage(const OperatorHandle& op, const Tensor& fake, const s
 // Returns the reason why a call with fakes is refused, or nothing.
 std::optional<std::string> refusalReason(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto fake = findFake(arguments);
-  if (!fake) {
+  if (!fake || isInFakeImplementation()) {
     return std::nullopt;
   }
   if (const auto real = findReal(arguments)) {
@@ -199,7 +200,8 @@ class Synchronization final : public CallHandler {
                                     const Stack& stack,
                                     const ArgumentFacts& facts) const override {
     const auto arguments = topOf(stack, op.schema().arguments().size());
-    if (!facts.has_fake || communicationOf(op) != Communication::kSynchronizes || isOnFakeBackend(op, arguments)) {
+    if (!facts.has_fake || communicationOf(op) != Communication::kSynchronizes || isOnFakeBackend(op, arguments) ||
+        isInFakeImplementation()) {
       return std::nullopt;
     }
     return HandledCall{nullptr, HandledCall::Effect::kDecomposes, "makes the call now, on a real tensor"};
@@ -218,7 +220,8 @@ class CollectiveHandler final : public CallHandler {
   std::optional<HandledCall> decide(const OperatorHandle& op,
                                     const Stack& stack,
                                     const ArgumentFacts& facts) const override {
-    const Communication communication = facts.has_fake ? communicationOf(op) : Communication::kNone;
+    const bool may_send = facts.has_fake && !isInFakeImplementation();
+    const Communication communication = may_send ? communicationOf(op) : Communication::kNone;
     if (communication == Communication::kNone) {
       return std::nullopt;
     }
@@ -278,7 +281,7 @@ void emptyExchange(const OperatorHandle& op, Stack& stack) {
 void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect};
   CollectiveObserver* const current_observer = observer.load();
-  if (current_observer == nullptr) {
+  if (current_observer == nullptr || isInFakeImplementation()) {
     op.redispatchBoxed(below, stack);
     return;
   }

@@ -131,7 +131,7 @@ class DrawingCall final : public CallFollower {
 std::unique_ptr<CallFollower> followFakeCudaDraws(const c10::OperatorHandle& op,
                                                   const torch::jit::Stack& stack,
                                                   c10::function_ref<bool()> /*decomposes*/) {
-  if (fakeCudaDeviceCount() == 0 || isRecording() || !drawsNumbers(op)) {
+  if (fakeCudaDeviceCount() == 0 || isRecording() || isInFakeImplementation() || !drawsNumbers(op)) {
     return nullptr;
   }
   const auto arguments = topOf(stack, op.schema().arguments().size());

@@ -52,7 +52,7 @@ class TORCHEXT_API Interpreter {
   virtual std::vector<StackFrame> stackHere() const;
 
   // Returns true if the program has registered a fake implementation of the operator `name`, as
-  // `torch.library.register_fake()` does. Its kernel is then also the operator's Meta kernel.
+  // `torch.library.register_fake()` does, which also registers a Meta kernel.
   virtual bool hasFakeImplementation(const std::string& name) const;
 
   // Raises an error of the language's class for `kind`. Returns if the language has no such class.

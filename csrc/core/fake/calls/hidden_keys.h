@@ -19,4 +19,9 @@ struct HiddenCalls {
   const c10::impl::ExcludeDispatchKeyGuard keys{kHiddenFromUsers};
 };
 
+// The same for the calls of fake implementations (NOTE [Fake implementations]), which our handler answers. They may
+// make tensors of subclasses.
+inline const c10::DispatchKeySet kHiddenFromImplementations =
+    kHiddenFromUsers - c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::Python});
+
 }  // namespace torchext

@@ -1,6 +1,7 @@
 #include "recording.h"
 
 #include <atomic>
+#include <utility>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -10,6 +11,7 @@ namespace {
 
 thread_local int depth = 0;
 thread_local bool can_run_for_real = false;
+thread_local int implementations = 0;
 
 // Leaked: threads may make calls until the process ends.
 std::atomic<const HandlersRecorder*> handlers_recorder{nullptr};
@@ -32,6 +34,21 @@ bool isRecording() noexcept {
 
 bool canRunForReal() noexcept {
   return can_run_for_real;
+}
+
+ImplementationGuard::ImplementationGuard() noexcept
+    : recordings_{std::exchange(depth, 0)}, could_run_for_real_before_{std::exchange(can_run_for_real, false)} {
+  ++implementations;
+}
+
+ImplementationGuard::~ImplementationGuard() {
+  --implementations;
+  depth = recordings_;
+  can_run_for_real = could_run_for_real_before_;
+}
+
+bool isInFakeImplementation() noexcept {
+  return implementations > 0;
 }
 
 bool isInKernelOfFakeTensorMode() noexcept {

@@ -24,6 +24,21 @@ bool isRecording() noexcept;
 // Returns true if an operator that is refused as not implemented will be run for real.
 bool canRunForReal() noexcept;
 
+// Exists while a fake implementation runs on this thread: NOTE [Fake implementations]. Its calls are not those of the
+// program: the recorder does not record them, their memory is not counted, and they draw and send nothing. Nests.
+class ImplementationGuard {
+ public:
+  ImplementationGuard() noexcept;
+  C10_DISABLE_COPY_AND_ASSIGN(ImplementationGuard);
+  ~ImplementationGuard();
+
+ private:
+  int recordings_;
+  bool could_run_for_real_before_;
+};
+
+bool isInFakeImplementation() noexcept;
+
 // Returns true while PyTorch's `FakeTensorMode` calls a Meta kernel: tensors made in the kernel belong to that mode.
 // For its own tensors, this also applies where the mode has not been entered. `in_kernel_invocation_manager()`
 // (fake_tensor.py) includes the meta device in the thread's keys, which this function checks.

@@ -10,6 +10,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/util/irange.h>
+#include <torch/csrc/utils/torch_dispatch_mode.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../../libraries/support/held_warnings.h"
@@ -56,12 +57,12 @@ class NoTorchFunction {
   at::impl::TorchFunctionDisabledState previous_;
 };
 
-// Hides the calls of a fake implementation, which still reach the handler: NOTE [Fake implementations]. As in recorded
-// calls, nothing is counted, drawn or known.
-struct HiddenCallsOnFakes {
-  const c10::impl::ExcludeDispatchKeyGuard keys{kHiddenFromUsers.remove(DispatchKey::Fake)};
+// While it lives, a fake implementation makes calls on fakes: NOTE [Fake implementations].
+struct CallsOfImplementation {
+  const c10::impl::ExcludeDispatchKeyGuard keys{kHiddenFromImplementations};
+  const torch::torch_dispatch_mode::StashTorchDispatchStackGuard no_modes;
   const FakeFactoriesGuard factories;
-  const RecordingGuard recording{/*can_run_for_real=*/false};
+  const ImplementationGuard implementation;
 };
 
 // Makes the checks that `as_strided()` makes on all devices except the meta device (`checkInBoundsForStorage`,
@@ -109,7 +110,7 @@ class MetaCall {
         plan_{plan},
         refusal_{refusal},
         stack_(arguments().vec()),
-        shadows_{plan.kernel == MetadataKernel::kFake ? Shadows::Kind::kFake : Shadows::Kind::kMeta} {}
+        shadows_{runsOnFakes() ? Shadows::Kind::kFake : Shadows::Kind::kMeta} {}
 
   Stack run();
 
@@ -134,6 +135,10 @@ class MetaCall {
 
   c10::ArrayRef<IValue> arguments() const {
     return topOf(called_, op_.schema().arguments().size());
+  }
+
+  bool runsOnFakes() const {
+    return plan_.kernel == MetadataKernel::kFake;
   }
 
   const OperatorHandle& op_;
@@ -306,7 +311,7 @@ bool MetaCall::tryOnZeros() {
 
 void MetaCall::convertArguments() {
   const auto& arguments = op_.schema().arguments();
-  const int device_argument = plan_.kernel == MetadataKernel::kFake ? -1 : DeviceRules{op_, called_}.deviceArgument();
+  const int device_argument = runsOnFakes() ? -1 : DeviceRules{op_, called_}.deviceArgument();
   for (const auto i : c10::irange(arguments.size())) {
     stack_[i] =
         static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toShadow(stack_[i], arguments[i]);
@@ -314,10 +319,10 @@ void MetaCall::convertArguments() {
 }
 
 IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
-  if (value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
+  if (!runsOnFakes() && value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
     return false;  // nothing to pin, and the meta device refuses to pin
   }
-  if (value.isGenerator()) {
+  if (!runsOnFakes() && value.isGenerator()) {
     return IValue{};  // nothing is drawn, and Meta kernels written in Python refuse generators
   }
   if (value.isStorage()) {
@@ -334,13 +339,14 @@ IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
 void MetaCall::callMetaKernel() {
   const MetaCallOnDevice hint{plan_.device};
   const NoTorchFunction no_torch_function;
-  if (plan_.kernel == MetadataKernel::kFake) {
-    const HiddenCallsOnFakes guard;
-    callMetadataKernel(plan_.kernel, op_, stack_);
+  std::optional<HiddenCalls> hidden;
+  std::optional<CallsOfImplementation> of_implementation;
+  if (runsOnFakes()) {
+    of_implementation.emplace();
   } else {
-    const HiddenCalls guard;
-    callMetadataKernel(plan_.kernel, op_, stack_);
+    hidden.emplace();
   }
+  callMetadataKernel(plan_.kernel, op_, stack_);
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
@@ -379,9 +385,13 @@ void MetaCall::separateOutputs() {
     const bool is_repeated = std::find(returned.begin(), returned.end(), impl) != returned.end() &&
                              op_.hasKernelForDispatchKey(DispatchKey::Meta);
     returned.push_back(impl);
-    return is_argument || is_repeated
-               ? Tensor{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())}
-               : meta;
+    if (!is_argument && !is_repeated) {
+      return meta;
+    }
+    const Tensor own{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())};
+    return runsOnFakes()
+               ? makeFakeTensor(makeFakeStorage(own.storage().nbytes(), meta.device()), *own.unsafeGetTensorImpl())
+               : own;
   });
 }
 
@@ -398,7 +408,7 @@ Tensor MetaCall::toFake(const Tensor& meta) {
                               "` returns a tensor of layout ", meta.layout(),
                               ", but fake tensors must be strided. Call it on real tensors.");
   TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
-  const c10::Device device = isFake(meta) && !meta.is_meta() ? meta.device() : plan_.device;
+  const c10::Device device = isFake(meta) || !meta.is_meta() ? meta.device() : plan_.device;
   Storage storage = shadows_.originalOf(meta.storage(), device);
   TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
                               "` returns a view of a real argument although another argument is fake. Make all "

@@ -12,6 +12,7 @@
 #include "../layouts/layout.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/storage_memory.h"
 
 namespace torchext {
 
@@ -31,6 +32,14 @@ Storage makeMetaStorage(std::size_t nbytes) {
   return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(nbytes),
                                                        c10::DataPtr{nullptr, c10::kMeta}, c10::GetAllocator(c10::kMeta),
                                                        /*resizable=*/true)};
+}
+
+Storage fakeStorageLike(const Storage& storage, c10::Device device) {
+  Storage fake = makeFakeStorage(storage.nbytes(), device);
+  if (isPinnedStorage(storage)) {
+    pinStorage(fake);
+  }
+  return fake;
 }
 
 // Returns a tensor on `storage`, which is on the meta device, with the metadata of `tensor`.
@@ -72,12 +81,12 @@ Tensor Shadows::of(const Tensor& tensor) {
   add(tensor, shadow);
   return shadow;
 }
+
 Storage Shadows::of(const Storage& storage) {
   if (const Storage* known = storages_.shadowOf(storage.unsafeGetStorageImpl())) {
     return *known;
   }
-  Storage shadow =
-      kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : makeFakeStorage(storage.nbytes(), storage.device());
+  Storage shadow = kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : fakeStorageLike(storage, storage.device());
   add(storage, shadow);
   return shadow;
 }
@@ -99,7 +108,7 @@ Storage Shadows::originalOf(const Storage& shadow, c10::Device device) {
   if (const Storage* known = storages_.originalOf(shadow.unsafeGetStorageImpl())) {
     return *known;
   }
-  Storage original = makeFakeStorage(shadow.nbytes(), device);
+  Storage original = fakeStorageLike(shadow, device);
   add(original, shadow);
   return original;
 }
