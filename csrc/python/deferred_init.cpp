@@ -1,6 +1,5 @@
 #include "../core/deferred_init/deferred_init.h"
 #include "../core/fake/fake.h"
-#include "../core/marks/source_lines.h"
 #include "../extensions/digests/digest.h"
 #include "../extensions/digests/recording_digest.h"
 #include "../extensions/placement/adopt.h"
@@ -11,6 +10,7 @@
 #include "../libraries/support/leases.h"
 #include "../libraries/support/locks.h"
 #include "../libraries/support/recycled_memory.h"
+#include "../libraries/support/source_lines.h"
 
 #include <algorithm>
 #include <memory>

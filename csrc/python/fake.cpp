@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/functional.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/tensor_new.h>
 

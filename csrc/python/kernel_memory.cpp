@@ -1,4 +1,3 @@
-#include <complex>
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -6,7 +5,7 @@
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/utils/pythoncapi_compat.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../extensions/cuda/gpu.h"
 #include "../extensions/memory/kernel_memory.h"
@@ -20,21 +19,6 @@ namespace py = pybind11;
 namespace torchext::python {
 
 namespace {
-
-// While an instance exists, tracers and profilers do not observe Python code on this thread.
-class UntracedGuard {
- public:
-  UntracedGuard() : thread_{PyThreadState_Get()} {
-    PyThreadState_EnterTracing(thread_);
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(UntracedGuard);
-  ~UntracedGuard() {
-    PyThreadState_LeaveTracing(thread_);
-  }
-
- private:
-  PyThreadState* thread_;
-};
 
 template <typename... Arguments>
 py::object callProvided(Provided what, const Arguments&... arguments) {
@@ -63,30 +47,15 @@ py::object describe(const at::Tensor& tensor) {
                       tensor.storage_offset());
 }
 
-// Describes tensors, and converts numbers, strings and lists of these. Rules read no other values.
+// Describes tensors, and converts other values.
 py::object describe(const c10::IValue& value) {
   if (value.isTensor()) {
     return describe(value.toTensor());
   }
-  if (value.isInt()) {
-    return py::int_{value.toInt()};
-  }
-  if (value.isBool()) {
-    return py::bool_{value.toBool()};
-  }
-  if (value.isDouble()) {
-    return py::float_{value.toDouble()};
-  }
-  if (value.isComplexDouble()) {
-    return py::cast(std::complex<double>{value.toComplexDouble()});
-  }
-  if (value.isString()) {
-    return py::str{value.toStringRef()};
-  }
   if (value.isList()) {
     return asTuple(value.toListRef(), [](const c10::IValue& item) { return describe(item); });
   }
-  return py::none();
+  return torch::jit::toPyObject(value);
 }
 
 py::tuple describeAll(c10::ArrayRef<c10::IValue> values) {

@@ -82,6 +82,7 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindLocks(module);
   bindReleases(module);
   torchext::python::bindFake(module);
+  torchext::python::bindMetaOverrides(module);
   torchext::python::bindDeferredInit(module);
   torchext::python::bindRecordings(module);
   torchext::python::bindCollectives(module);

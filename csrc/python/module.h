@@ -15,6 +15,7 @@ void bindMarks(pybind11::module_& module);
 void bindAmp(pybind11::module_& module);
 void bindLeases(pybind11::module_& module);
 void bindLocks(pybind11::module_& module);
+void bindMetaOverrides(pybind11::module_& module);
 void bindMemory(pybind11::module_& module);
 void bindKernelMemory(pybind11::module_& module);
 void bindPatching(pybind11::module_& module);

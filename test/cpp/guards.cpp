@@ -11,7 +11,7 @@
 
 #include "core/deferred_init/deferred_init.h"
 #include "core/fake/fake.h"
-#include "core/marks/source_lines.h"
+#include "libraries/support/source_lines.h"
 #include "tests.h"
 
 using torchext::AutocastRegion;

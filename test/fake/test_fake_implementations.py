@@ -165,7 +165,7 @@ def test_values_of_results_are_those_of_the_real_implementation() -> None:
 
 
 class Wrapper(Tensor):
-    """A subclass without memory of its own."""
+    """A subclass that has no memory."""
 
     def __new__(cls, inner: Tensor) -> Self:
         made: Self = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)

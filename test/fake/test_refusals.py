@@ -38,6 +38,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "mm of two shapes": lambda: torch.ones(3, 4) @ torch.ones(3, 4),
     "bmm of two dtypes": lambda: torch.ones(2, 3, 3) @ torch.ones(2, 3, 3).double(),
     "bfloat16 LayerNorm": lambda: nn.LayerNorm(8, dtype=BF16)(torch.ones(2, 8)),
+    "LayerNorm with weights of another shape": lambda: nn.functional.layer_norm(
+        torch.ones(3, 4), (4,), torch.ones(3, 4)
+    ),
     "large bfloat16 LayerNorm": lambda: nn.LayerNorm(4096, dtype=BF16)(torch.ones(2, 128, 4096)),
     "bfloat16 GroupNorm": lambda: nn.GroupNorm(2, 4, dtype=BF16)(torch.ones(4, 4)),
     "bfloat16 BatchNorm": lambda: nn.BatchNorm1d(4, dtype=BF16)(torch.ones(4, 4)),
@@ -364,6 +367,10 @@ REFUSED_ON_BOTH: dict[str, tuple[Callable[[], object], str]] = {
     "masked_scatter": (
         lambda: torch.empty(3).masked_scatter(torch.empty(3, dtype=torch.uint8), torch.empty(3)),
         r"masked_scatter_ only supports boolean masks, but got mask with dtype unsigned char",
+    ),
+    "layer_norm": (
+        lambda: nn.functional.layer_norm(torch.empty(3, 4), (4,), torch.empty(3, 4)),
+        "Expected weight to be of same shape as normalized_shape",
     ),
     "cat": (concatenate_into_own_memory, r"some elements of the input tensor and the written-to tensor refer to"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -23,6 +24,8 @@ from .assumed_values import assumes_values
 
 __all__ = ["install"]
 
+_HAS_CUDA_KERNEL = re.compile(r"\n(  structured_delegate:|    [^:\n]*CUDA)")
+
 
 def install() -> None:
     """Install the patches. Calls that do not involve our fakes go to the originals, unchanged."""
@@ -30,9 +33,7 @@ def install() -> None:
         torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only"
     )
     _C.provide("has_fake_implementation", _has_fake_implementation)
-    _C.set_native_functions(
-        str(Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml")
-    )
+    _C.set_native_functions(_native_functions)
     _patch_device_hint()
     while_fakes_live.patch(torch._prims_common, "alert_not_deterministic", _warning_in_cpp, "warns outside of C++")
     while_fakes_live.patch(
@@ -45,6 +46,22 @@ def install() -> None:
         torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "mistakes our fakes for meta tensors"
     )
     while_fakes_live.patch(torch._lobpcg.LOBPCG, "run", _ending_without_values, "iterates until values converge")
+
+
+def _native_functions() -> tuple[list[str], list[str]]:
+    """Return the operators whose CUDA kernels compare devices, and those that share code between CPU and CUDA.
+
+    Source: native_functions.yaml (see csrc/extensions/kernels/device_checks.h).
+    """
+    comparing, shared = [], []
+    path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
+    for entry in path.read_text().split("\n- func: ")[1:] if path.exists() else ():
+        name = f"aten::{entry[: entry.index('(')]}"
+        if "\n  device_check: NoCheck" not in entry and _HAS_CUDA_KERNEL.search(entry):
+            comparing.append(name)
+        if "\n    CPU, CUDA" in entry or "\n  structured_inherits: TensorIteratorBase" in entry:
+            shared.append(name)
+    return comparing, shared
 
 
 def _has_fake_implementation(name: str) -> bool:

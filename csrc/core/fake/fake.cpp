@@ -3,7 +3,6 @@
 #include <memory>
 #include <utility>
 
-#include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../../libraries/support/open_blocks.h"
@@ -11,6 +10,7 @@
 #include "../hooks/hooks.h"
 #include "fake_key.h"
 #include "layouts/layout.h"
+#include "meta/shadows.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
@@ -33,15 +33,7 @@ void checkFake(const Tensor& fake) {
 
 Tensor metaLike(const Tensor& fake) {
   checkFake(fake);
-  c10::Storage storage{c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t{}, toSigned(fake.storage().nbytes()), c10::DataPtr{nullptr, c10::kMeta},
-      c10::GetAllocator(c10::kMeta), /*resizable=*/true)};
-  const c10::DispatchKeySet keys =
-      c10::DispatchKeySet{c10::computeDispatchKey(fake.scalar_type(), c10::kStrided, c10::kMeta)} |
-      (fake.key_set() & kLazyBits);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, fake.dtype());
-  impl->set_sizes_and_strides(fake.sizes(), fake.strides(), fake.storage_offset());
-  return Tensor{std::move(impl)};
+  return Shadows{Shadows::Kind::kMeta}.of(fake);
 }
 
 Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {

@@ -106,7 +106,7 @@ class FakeCall {
 
   // Functions that carry out the decision.
   bool tryCached(const CallKey& key);
-  std::string describeRecomputed(const CallKey& key) const;
+  std::shared_ptr<const ResultRecipe> recompute(const CallKey& key) const;
   void carryOut(const FakeDecision& decision, const CallKey* key);
   void runOnRealTensors();
   void liftConstant();
@@ -304,15 +304,15 @@ bool FakeCall::tryCached(const CallKey& key) {
     return false;
   }
   if (!recipe->refuses() && !recipe->resizes() && hooks().hit_checks.areDue()) {
-    hooks().hit_checks.check(op_, recipe->describe(), [&] {
+    hooks().hit_checks.check(op_, *recipe, [&] {
       try {
-        return describeRecomputed(key);
+        return recompute(key);
       } catch (const UnsupportedOperatorError&) {
         // While recording, operators without a Meta kernel are run for real instead of on zeros.
         if (!isRecording()) {
           throw;
         }
-        return recipe->describe();
+        return recipe;
       }
     });
   }
@@ -325,24 +325,21 @@ bool FakeCall::tryCached(const CallKey& key) {
 
 // Recomputes the results of a cached call: NOTE [Checking hits]. Not called for recipes that resize, so the call has no
 // effects on its arguments.
-std::string FakeCall::describeRecomputed(const CallKey& key) const {
+std::shared_ptr<const ResultRecipe> FakeCall::recompute(const CallKey& key) const {
   const OwnComputation own;
   const FakeDecision decision = decide();
   if (decision.outcome != FakeOutcome::kRunsOnMeta) {
-    return c10::str("outcome ", static_cast<int>(decision.outcome));
+    return nullptr;
   }
   HeldWarnings warnings;
   std::exception_ptr refusal;
   Stack results = runOnMeta(op_, stack_, decision.plan, refusal);
-  hooks().kernels.complete(op_, arguments(), results);
   pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   takeUncounted();
   warnings.consume();
-  const auto recipe =
-      ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, makesValues(results), results, std::move(scratch));
-  return recipe == nullptr ? "results that cannot be remembered" : recipe->describe();
+  return ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, makesValues(results), results, std::move(scratch));
 }
 
 // Kernels call factories to allocate their results, which must not be fake.
@@ -404,7 +401,6 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   HeldWarnings warnings;
   Stack results = runOnMetaOrCacheRefusal(plan, key);
   const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
-  hooks().kernels.complete(op_, arguments(), results);
   pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);

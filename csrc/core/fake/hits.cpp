@@ -43,7 +43,8 @@ bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
 
 bool callsNeedHandler(const OperatorHandle& op) {
   const MemoryCounter* const counter = memoryCounter();
-  return isRecording() || isInFakeImplementation() || hooks().values.areAssumed() || (counter != nullptr && counter->observes(op)) ||
+  return isRecording() || isInFakeImplementation() || hooks().values.areAssumed() ||
+         (counter != nullptr && counter->observes(op)) ||
          c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
 }
 

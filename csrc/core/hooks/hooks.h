@@ -167,13 +167,17 @@ struct FakeValues {
   Hook<void(const c10::IValue& fakes)> forget;
 };
 
+class ResultRecipe;
+
+// Returns null for results that cannot be remembered.
+using RecomputeRecipe = c10::function_ref<std::shared_ptr<const ResultRecipe>()>;
+
 // Recomputes hits of the cache, for tests.
 struct HitChecks {
   // Returns true if the next hit on this thread must be checked.
   Hook<bool()> areDue;
-  // Raises an error unless `recompute()` returns `remembered`, the description of the cached results.
-  Hook<void(const c10::OperatorHandle& op, const std::string& remembered, c10::function_ref<std::string()> recompute)>
-      check;
+  // Raises an error unless `recompute()` returns a recipe equal to `remembered`.
+  Hook<void(const c10::OperatorHandle& op, const ResultRecipe& remembered, RecomputeRecipe recompute)> check;
 };
 
 // A layout other than strided: NOTE [Layouts].
@@ -305,17 +309,21 @@ struct RealResults {
   bool are_new = false;  // whether all values are plain tensors, each alone on a storage of its size
 };
 
+// Why a call is tried out. This limits how much a trial may cost.
+enum class TrialReason : std::uint8_t {
+  kMetaKernelAccepts,
+  kMetaKernelRefuses,  // or does not determine the shape of a resized argument
+  kInsteadOfPython,    // before a Meta kernel that exists only in Python
+  kNeedsValues,        // the call will be refused because it needs values
+};
+
 // Trials of calls on small real tensors, which raise the errors of real kernels and correct the results of Meta
 // kernels.
 struct KernelTrials {
-  // Return the results of a trial, or raise the error of the real call. `refuse` runs after a Meta kernel, whose
-  // results are `meta_results`, followed by the arguments that it has changed; `refuseWithoutMeta` after its error, or
-  // if a resized argument has an unknown shape.
-  Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments, Arguments meta_results)> refuse;
-  Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments)> refuseWithoutMeta;
-  // The same before a Meta kernel that exists only in Python, and for calls that need values.
-  Hook<RealResults(const c10::OperatorHandle& op, Arguments arguments)> refuseIfSmall;
-  Hook<void(const c10::OperatorHandle& op, Arguments arguments)> refuseIfCheap;
+  // Returns the results of a trial, or raises the error of the real call. After a Meta kernel, `meta_results` are its
+  // results, followed by the arguments that it has changed.
+  Hook<RealResults(TrialReason reason, const c10::OperatorHandle& op, Arguments arguments, Arguments meta_results)>
+      tryOut;
 
   // Raises the error of real tensors for a call that writes overlapping memory.
   Hook<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> refuseOverlap;
@@ -339,13 +347,11 @@ using CallOnStack = c10::function_ref<void(torch::jit::Stack& stack)>;
 
 // How the kernels of a device differ from the Meta kernels.
 struct DeviceKernels {
-  // For operators that have no Meta kernel, or one that returns other metadata: computes the results on the meta
-  // device.
+  // Returns true if `callMeta()` computes the results itself: there may be no Meta kernel.
   Hook<bool(const c10::OperatorHandle& op)> replaces;
-  Hook<void(const c10::OperatorHandle& op, torch::jit::Stack& stack)> runReplacement;
 
   // Calls the kernel of `op` on the meta device by `call`. May replace arguments that it does not accept, and correct
-  // the results.
+  // the results. A result on another device is on that device.
   Hook<void(const c10::OperatorHandle& op, torch::jit::Stack& stack, CallOnStack call)> callMeta{
       [](const c10::OperatorHandle& /*op*/, torch::jit::Stack& stack, CallOnStack call) { call(stack); }};
 
@@ -357,9 +363,6 @@ struct DeviceKernels {
   // Corrects the results of the Meta kernel, which are still on the meta device.
   Hook<void(const c10::OperatorHandle& op, Arguments arguments, c10::Device device, torch::jit::Stack& results)>
       correct;
-
-  // Gives the fakes in `results` the properties that Meta kernels do not determine.
-  Hook<void(const c10::OperatorHandle& op, Arguments arguments, torch::jit::Stack& results)> complete;
 
   // Returns true if kernels on CUDA compare the devices of all arguments, numbers included.
   Hook<bool(const c10::OperatorHandle& op)> compareDevices;

@@ -63,7 +63,7 @@ Tensor maxPool1dWithIndices(const Tensor& self,
     return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
   } catch (const c10::Error&) {
     const Stack arguments{self, kernel_size.vec(), stride.vec(), padding.vec(), dilation.vec(), ceil_mode};
-    refuseAsReal(op, arguments);  // the composite kernel may have another message
+    tryOut(TrialReason::kMetaKernelRefuses, op, arguments, {});  // the composite kernel may have another message
     throw;
   }
 }

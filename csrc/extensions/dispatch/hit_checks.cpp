@@ -4,16 +4,68 @@
 #include <cstdlib>
 #include <exception>
 #include <random>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
+#include "../../core/fake/cache/result_recipe.h"
+#include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/interpreter.h"
 
 namespace torchext {
 
 using c10::OperatorHandle;
+
+// Describes the results of a recipe and its temporary buffers. Recipes with equal descriptions are equal.
+class RecipeText {
+ public:
+  static std::string of(const ResultRecipe& recipe);
+};
+
+std::string RecipeText::of(const ResultRecipe& recipe) {
+  std::ostringstream text;
+  const auto describe_tensor = [&text](const ResultRecipe::TensorRecipe& tensor) {
+    switch (tensor.source) {
+      case ResultRecipe::TensorRecipe::Source::kUndefined:
+        text << "undefined; ";
+        return;
+      case ResultRecipe::TensorRecipe::Source::kArgument:
+        text << "argument " << tensor.number << "; ";
+        return;
+      case ResultRecipe::TensorRecipe::Source::kViewOfArgument:
+        text << "view of argument " << tensor.number;
+        break;
+      case ResultRecipe::TensorRecipe::Source::kOnArgument:
+        text << "on argument " << tensor.number;
+        break;
+      case ResultRecipe::TensorRecipe::Source::kNewStorage:
+        text << "on new storage " << tensor.number;
+        break;
+    }
+    const c10::TensorImpl& form = *tensor.form;
+    text << ": " << form.dtype() << ", sizes " << form.sizes() << ", strides " << form.strides() << ", offset "
+         << form.storage_offset() << ", lazy bits " << (form.key_set() & kLazyBits) << "; ";
+  };
+  for (const ResultRecipe::ValueRecipe& value : recipe.values_) {
+    text << (value.is_list ? "list: " : "");
+    std::for_each(value.tensors.begin(), value.tensors.end(), describe_tensor);
+    if (!value.is_list && value.tensors.empty()) {
+      text << value.other << "; ";
+    }
+  }
+  for (const ResultRecipe::NewStorage& storage : recipe.new_storages_) {
+    text << "storage of " << storage.nbytes << " bytes on " << storage.device
+         << (storage.is_pinned ? ", pinned; " : "; ");
+  }
+  text << (recipe.makes_values_ ? "may have values; " : "");
+  if (recipe.scratch_ != nullptr) {
+    text << "scratch: " << recipe.scratch_->describe();
+  }
+  return text.str();
+}
 
 namespace {
 
@@ -74,11 +126,14 @@ bool areDue() {
 }
 
 // An error that `recompute()` raises counts as a difference, except for an interrupt, which is passed on.
-void check(const OperatorHandle& op, const std::string& remembered, c10::function_ref<std::string()> recompute) {
+void check(const OperatorHandle& op, const ResultRecipe& recipe, RecomputeRecipe recompute) {
   const CheckingGuard checking;
-  std::string recomputed;
+  const std::string remembered = RecipeText::of(recipe);
+  std::string recomputed = "results that cannot be remembered";
   try {
-    recomputed = recompute();
+    if (const auto fresh = recompute()) {
+      recomputed = RecipeText::of(*fresh);
+    }
   } catch (const std::exception& error) {
     if (interpreter().isInterrupt(error)) {
       throw;

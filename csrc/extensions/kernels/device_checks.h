@@ -8,18 +8,25 @@
 // compare devices are listed in native_functions.yaml, which every installation of PyTorch has in `torchgen`: all
 // operators with CUDA kernels, except those with `device_check: NoCheck`.
 
+#include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torchext/macros.h>
 
 namespace torchext {
 
-// Sets the path of the file. Call once, before there are fakes. Without the file, both functions below
-// return false.
-TORCHEXT_API void setNativeFunctions(std::string path);
+// The names of the operators for which the functions below return true.
+using NativeFunctions = std::pair<std::vector<std::string>, std::vector<std::string>>;
+using ReadNativeFunctions = std::function<NativeFunctions()>;
 
-// Returns true if `op` has that comparison. The first call reads the file.
+// Sets the function that reads the file, which the first call of the functions below calls. Call once, before there are
+// fakes. Without it, both return false.
+TORCHEXT_API void setNativeFunctions(ReadNativeFunctions read);
+
+// Returns true if `op` has that comparison.
 bool comparesDevices(const c10::OperatorHandle& op);
 
 // Returns true if one function implements `op` on the CPU and on CUDA, or if its kernels are built on a TensorIterator,

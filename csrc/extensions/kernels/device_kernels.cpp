@@ -1,130 +1,68 @@
 #include "device_kernels.h"
 
 #include <algorithm>
-#include <string>
+#include <utility>
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <c10/core/DefaultDtype.h>
-#include <c10/core/ScalarType.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/GradMode.h>
 
-#include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/meta/meta_kernel.h"
+#include "../../core/fake/calls/errors.h"
+#include "../../core/fake/calls/recording.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/operator_table.h"
-#include "../../libraries/support/stack_utils.h"
 #include "../cuda/refused_dtypes.h"
+#include "convolutions.h"
 #include "device_checks.h"
-#include "device_hints.h"
-#include "kernel_results.h"
-#include "own_kernels.h"
 #include "promoted_strides.h"
 
 namespace torchext {
 
 namespace {
 
-bool isRangeBetweenTensors(const OperatorHandle& op) {
-  const std::string& name = op.schema().name();
-  return (name == "aten::linspace" || name == "aten::logspace") && !op.schema().overload_name().empty();
-}
+// Like `where_self_out()`.
+const OperatorSet convertsByItself{"copy arguments to the common dtype before their kernel, on every device",
+                                   {"aten::where"}};
 
-// Infers a complex dtype. Eagerly, the bounds are read as numbers before the dtype is inferred (`linspace()`,
-// TensorFactories.cpp).
-void inferDtype(const OperatorHandle& op, Stack& stack) {
-  const std::size_t count = op.schema().arguments().size();
-  const int position = findArgument(op.schema(), "dtype");
-  if (position < 0) {
-    return;  // the overload has an `out`
-  }
-  c10::IValue& dtype = torch::jit::peek(stack, toSize(position), count);
-  if (dtype.isNone() && hasComplex(topOf(stack, count))) {
-    dtype = c10::typeMetaToScalarType(c10::get_default_complex_dtype());
-  }
-}
+// Found by test/cuda_host/test_layouts.py.
+const OperatorSet hasOwnLayoutOnCuda{
+    "lay out results differently on CUDA and on the CPU",
+    {"aten::replication_pad2d", "aten::replication_pad2d_backward", "aten::replication_pad3d",
+     "aten::replication_pad3d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
+     "aten::reflection_pad3d", "aten::reflection_pad3d_backward", "aten::pixel_shuffle", "aten::log_sigmoid_forward",
+     "aten::nonzero_static", "aten::_linalg_svd", "aten::linalg_eig", "aten::_fft_r2c"}};
+const OperatorSet keepsFormatOnCpuOnly{
+    "keep the memory format of their argument on the CPU, but not on CUDA",
+    {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
+     "aten::_batch_norm_with_update", "aten::_batch_norm_no_update", "aten::native_batch_norm_backward",
+     "aten::batch_norm_backward", "aten::max_unpool2d", "aten::channel_shuffle"}};
 
-// Replaces arguments that Meta kernels refuse, but real kernels accept, by equivalent ones.
-void putAcceptedArguments(const OperatorHandle& op, Stack& stack) {
-  const std::string& name = op.schema().name();
-  const std::size_t count = op.schema().arguments().size();
-  if (name == "aten::where" && topOf(stack, count)[0].isTensor()) {
-    IValue& condition = torch::jit::peek(stack, 0, count);
-    const Tensor tensor = condition.toTensor();
-    if (tensor.scalar_type() == c10::kByte) {
-      condition = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().dtype(c10::kBool));
-    }
-  } else if (name == "aten::nll_loss_forward") {  // a single target, for an input without a batch
-    IValue& target = torch::jit::peek(stack, 1, count);
-    const Tensor tensor = target.toTensor();
-    if (topOf(stack, count)[0].toTensor().dim() == 1 && tensor.dim() == 1 && tensor.size(0) == 1) {
-      target = tensor.select(0, 0);
-    }
+// oneDNN's LSTM has a workspace for its backward operator, in grad mode only. Only oneDNN can compute its size
+// (`mkldnn_rnn_layer()` in RNN.cpp). The Meta kernel returns an empty one, and real kernels would read beyond it.
+void sizeWorkspace(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
+  if (!c10::GradMode::is_enabled()) {
+    results.back() = Tensor{};
+  } else if (auto on_zeros = hooks().trials.runOnZeros(op, arguments.vec(), device)) {
+    results.back() = std::move(on_zeros->back());
+  } else if (isRecording()) {
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("Cannot determine the workspace size of `", op.operator_name(), "`."));
   }
 }
 
-// The Meta kernels of these are PyTorch's Python references, which lose the order of strides. Eagerly, a TensorIterator
-// over the first two arguments determines it.
-const OperatorSet isLaidOutByIterator{"derive strides from a TensorIterator over their first two arguments",
-                                      {"aten::floor_divide", "aten::native_dropout_backward"},
-                                      Overloads::kNamed};
-
-// These return a contiguous result (`normal_impl()`, DistributionTemplates.h; `_s_poisson_cpu`, Distributions.cpp), but
-// their Meta kernels return one with the strides of the argument.
-const OperatorSet isLaidOutContiguously{
-    "return a contiguous result",
-    {"aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::poisson"},
-    Overloads::kNamed};
-
-void callLaidOutByIterator(const OperatorHandle& op, Stack& stack, CallOnStack call) {
-  const auto arguments = topOf(stack, op.schema().arguments().size());
-  const Tensor a = arguments[0].toTensor();
-  const Tensor b = arguments[1].toTensor();
-  call(stack);
-  const auto dtype = stack.back().toTensor().scalar_type();
-  stack.back() = resultOfIterator({a, b}, dtype);
-}
-
-void callLaidOutContiguously(Stack& stack, CallOnStack call) {
-  call(stack);
-  const Tensor& result = stack.back().toTensor();
-  stack.back() = at::empty(result.sizes(), result.options());
-}
-
-// These fill an `out` of any shape that has the right number of elements (RangeFactories.cpp). Their Meta kernels
-// resize it to one dimension.
-const OperatorSet makesRange{
-    "fill an `out` of any shape with the right number of elements",
-    {"aten::arange", "aten::range", "aten::linspace", "aten::logspace", "aten::fft_fftfreq", "aten::fft_rfftfreq"}};
-
-bool fillsRangeIntoOut(const OperatorHandle& op) {
-  return makesRange(op) && op.schema().arguments().back().is_out();
-}
-
-void callOnFlatOut(Stack& stack, CallOnStack call) {
-  const Tensor out = stack.back().toTensor();
-  const Tensor flat = at::empty({out.numel()}, out.options());
-  stack.back() = flat;
-  call(stack);
-  if (flat.numel() != out.numel()) {
-    out.resize_(flat.sizes());
+// Corrects the results of the Meta kernel, on the meta device, for the device that the fakes claim. Meta kernels ignore
+// it when they choose the memory format of convolutions and the order of dimensions of elementwise operators
+// (promoted_strides.h). torchext/fake/meta_overrides.py has the corrections that are needed less often.
+void correctForDevice(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
+  const auto& returns = op.schema().returns();
+  if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
+    return;  // an `out` already has its strides
   }
-  stack.back() = out;
-}
-
-void callMeta(const OperatorHandle& op, Stack& stack, CallOnStack call) {
-  if (isRangeBetweenTensors(op)) {
-    inferDtype(op, stack);
-  }
-  putAcceptedArguments(op, stack);
-  if (isLaidOutByIterator(op)) {
-    callLaidOutByIterator(op, stack, call);
-  } else if (isLaidOutContiguously(op)) {
-    callLaidOutContiguously(stack, call);
-  } else if (fillsRangeIntoOut(op)) {
-    callOnFlatOut(stack, call);
-  } else {
-    call(stack);
+  if (hasFormatOfConvolution(op) && (device.is_cpu() || device.is_cuda())) {
+    giveMemoryFormat(op, arguments, device, results);
+  } else if (op.schema().name() == "aten::mkldnn_rnn_layer") {
+    sizeWorkspace(op, arguments, device, results);
+  } else if (device.is_cuda() && op.hasTag(at::Tag::pointwise) && !convertsByItself(op)) {
+    giveStridesOfCuda(arguments, results);
   }
 }
 
@@ -138,13 +76,11 @@ void refuseDtypes(const OperatorHandle& op, Arguments arguments, Arguments resul
 
 void registerDeviceKernels() {
   DeviceKernels& kernels = hooks().kernels;
-  kernels.replaces = &hasOwnKernel;
-  kernels.runReplacement = &callOwnKernel;
-  kernels.callMeta = &callMeta;
   kernels.refuseDtypes = &refuseDtypes;
-  kernels.hasLayoutOfCpu = &hasLayoutOfCpu;
+  kernels.hasLayoutOfCpu = [](const OperatorHandle& op) {
+    return !hasOwnLayoutOnCuda(op) && !keepsFormatOnCpuOnly(op);
+  };
   kernels.correct = &correctForDevice;
-  kernels.complete = &completeResults;
   kernels.compareDevices = &comparesDevices;
 }
 

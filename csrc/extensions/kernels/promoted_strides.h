@@ -9,11 +9,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
 // Returns the result of a TensorIterator over `tensors`, on the meta device and in `dtype`. Numbers may be on the CPU.
-at::Tensor resultOfIterator(c10::ArrayRef<at::Tensor> tensors, c10::ScalarType dtype);
+TORCHEXT_API at::Tensor resultOfIterator(c10::ArrayRef<at::Tensor> tensors, c10::ScalarType dtype);
 
 // Gives the only result of an elementwise operator, computed by its Meta kernel, the strides that it has on CUDA. Does
 // nothing unless `arguments` have several dtypes and one of them is expanded.

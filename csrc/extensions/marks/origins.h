@@ -20,7 +20,7 @@
 
 namespace torchext {
 
-// Returns the source line that created `tensor`, as the interpreter reported it (core/marks/source_lines.h). Empty if
+// Returns the source line that created `tensor`, as the interpreter reported it (libraries/support/source_lines.h). Empty if
 // it was not traced.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 

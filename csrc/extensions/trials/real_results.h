@@ -12,7 +12,7 @@
 //   * the order of strides if the trial was smaller: `floor_divide()` keeps that of its argument.
 //
 // Trials run on the CPU. For calls on CUDA they correct only strides, and the rules for CUDA kernels are applied last
-// (device_hints.h).
+// (device_kernels.cpp).
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>

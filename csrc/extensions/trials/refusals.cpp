@@ -408,9 +408,7 @@ void refuseWithoutCpuKernel(const OperatorHandle& op, ArrayRef<IValue> arguments
   }
 }
 
-}  // namespace
-
-RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+RealResults tryOutAfterMeta(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   refuseWithoutCpuKernel(op, arguments);
   if (isConvolution(op)) {
     const Trial trial;
@@ -428,25 +426,41 @@ RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   return real;
 }
 
-RealResults refuseAsReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return resultsOfReal(op, arguments, kAffordable);
+// The call is most likely correct.
+RealResults tryOutWithoutValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  RealResults real = resultsOfReal(op, arguments, kCheap);
+  const double size = countElements(arguments, {});
+  const bool is_untried = real.values.empty() && canBeTriedOut(op, arguments) && !makesTensorsWithoutTensors(op);
+  if (is_untried && size > kCheap && largestNumber(arguments) <= kAffordable) {
+    const Trial trial;
+    tryOutScaled(op, arguments, {}, size);
+  }
+  return real;
 }
 
-RealResults refuseAsRealIfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+// The results are probably small. The trial ends without results when its kernel allocates a large one.
+RealResults tryOutIfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const AllocationLimit limit{kSmallBytes};
   return resultsOfReal(op, arguments, kCheap);
 }
 
-void refuseAsRealIfCheap(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (!resultsOfReal(op, arguments, kCheap).values.empty() || !canBeTriedOut(op, arguments) ||
-      makesTensorsWithoutTensors(op)) {
-    return;
+}  // namespace
+
+RealResults tryOut(TrialReason reason,
+                   const OperatorHandle& op,
+                   ArrayRef<IValue> arguments,
+                   ArrayRef<IValue> meta_results) {
+  switch (reason) {
+    case TrialReason::kMetaKernelAccepts:
+      return tryOutAfterMeta(op, arguments, meta_results);
+    case TrialReason::kMetaKernelRefuses:
+      return resultsOfReal(op, arguments, kAffordable);
+    case TrialReason::kInsteadOfPython:
+      return tryOutIfSmall(op, arguments);
+    case TrialReason::kNeedsValues:
+      break;
   }
-  const double size = countElements(arguments, {});
-  if (size > kCheap && largestNumber(arguments) <= kAffordable) {
-    const Trial trial;
-    tryOutScaled(op, arguments, {}, size);
-  }
+  return tryOutWithoutValues(op, arguments);
 }
 
 }  // namespace torchext

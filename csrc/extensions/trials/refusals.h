@@ -26,22 +26,11 @@
 
 namespace torchext {
 
-// Raises the error of a call of `op` on real tensors like `arguments`, if the error does not depend on values.
-// `results` are those of the Meta kernel, followed by those of the written arguments: `RealResults`. Returns the same
-// values of the trial, if there was one.
-RealResults refuseAsReal(const c10::OperatorHandle& op,
-                         c10::ArrayRef<c10::IValue> arguments,
-                         c10::ArrayRef<c10::IValue> results);
-
-// The same for a call that cannot be faked and that real tensors may also refuse, or whose results need a trial at its
-// own size. The trial may be slow.
-RealResults refuseAsReal(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
-
-// The same for a call whose results are probably small. The trial ends without results when its kernel allocates a
-// large one.
-RealResults refuseAsRealIfSmall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
-
-// The same for a call that is most likely correct, but needs values that fakes do not have.
-void refuseAsRealIfCheap(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
+// Raises the error of a call of `op` on real tensors like `arguments`, if the error does not depend on values. Returns
+// the results of the trial, if there was one. Implements the hook of the same name.
+RealResults tryOut(TrialReason reason,
+                   const c10::OperatorHandle& op,
+                   c10::ArrayRef<c10::IValue> arguments,
+                   c10::ArrayRef<c10::IValue> meta_results);
 
 }  // namespace torchext

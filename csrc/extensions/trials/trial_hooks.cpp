@@ -10,10 +10,7 @@ namespace torchext {
 
 void registerKernelTrials() {
   KernelTrials& trials = hooks().trials;
-  trials.refuse = &refuseAsReal;
-  trials.refuseWithoutMeta = &refuseAsReal;
-  trials.refuseIfSmall = &refuseAsRealIfSmall;
-  trials.refuseIfCheap = &refuseAsRealIfCheap;
+  trials.tryOut = &tryOut;
   trials.refuseOverlap = &checkMemoryOverlap;
   trials.correct = &correctByReal;
   trials.correctStrides = &correctStridesByReal;

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ... import _C
 from ...tools.leases import while_fakes_live
 from ...tools.torch_release import DIFFERENCES
-from .. import collectives, fake_tensor_mode, higher_order, meta_functions, trunc_normal
+from .. import collectives, fake_tensor_mode, higher_order, meta_functions, meta_overrides, trunc_normal
 from . import gradients, optimizers, python_data, saving, sparse, storages, tensors
 
 __all__: list[str] = []
@@ -23,6 +23,7 @@ while_fakes_live.declare(
     collectives.install,
     higher_order.install,
     meta_functions.install,
+    meta_overrides.install,
     sparse.install,
     optimizers.install,
     gradients.install,

@@ -17,11 +17,11 @@
 
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/recently_shared.h"
+#include "../../../libraries/support/source_lines.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
-#include "../../marks/source_lines.h"
 
 namespace torchext {
 

@@ -1,7 +1,6 @@
 #include "result_recipe.h"
 
 #include <algorithm>
-#include <sstream>
 #include <typeinfo>
 #include <utility>
 
@@ -236,48 +235,6 @@ bool ResultRecipe::canBeMade(CallTensors arguments) const {
   return std::all_of(resized_.begin(), resized_.end(), [&](const Resized& resized) {
     return arguments[resized.number]->unsafeGetTensorImpl()->allow_tensor_metadata_change();
   });
-}
-
-std::string ResultRecipe::describe() const {
-  std::ostringstream text;
-  const auto describe_tensor = [&text](const TensorRecipe& tensor) {
-    switch (tensor.source) {
-      case TensorRecipe::Source::kUndefined:
-        text << "undefined; ";
-        return;
-      case TensorRecipe::Source::kArgument:
-        text << "argument " << tensor.number << "; ";
-        return;
-      case TensorRecipe::Source::kViewOfArgument:
-        text << "view of argument " << tensor.number;
-        break;
-      case TensorRecipe::Source::kOnArgument:
-        text << "on argument " << tensor.number;
-        break;
-      case TensorRecipe::Source::kNewStorage:
-        text << "on new storage " << tensor.number;
-        break;
-    }
-    const c10::TensorImpl& form = *tensor.form;
-    text << ": " << form.dtype() << ", sizes " << form.sizes() << ", strides " << form.strides() << ", offset "
-         << form.storage_offset() << ", lazy bits " << (form.key_set() & kLazyBits) << "; ";
-  };
-  for (const ValueRecipe& value : values_) {
-    text << (value.is_list ? "list: " : "");
-    std::for_each(value.tensors.begin(), value.tensors.end(), describe_tensor);
-    if (!value.is_list && value.tensors.empty()) {
-      text << value.other << "; ";
-    }
-  }
-  for (const NewStorage& storage : new_storages_) {
-    text << "storage of " << storage.nbytes << " bytes on " << storage.device
-         << (storage.is_pinned ? ", pinned; " : "; ");
-  }
-  text << (makes_values_ ? "may have values; " : "");
-  if (scratch_ != nullptr) {
-    text << "scratch: " << scratch_->describe();
-  }
-  return text.str();
 }
 
 Tensor ResultRecipe::makeOne(CallTensors arguments) const {

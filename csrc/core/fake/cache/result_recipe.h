@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -82,12 +81,10 @@ class ResultRecipe {
     return !resized_.empty();
   }
 
-  // Describes the results of `make()` and the temporary buffers. Recipes with equal descriptions are equal.
-  std::string describe() const;
-
  private:
   friend class RecipeLearner;
   friend class RecipeMaker;
+  friend class RecipeText;
 
   struct TensorRecipe {
     enum class Source : std::uint8_t { kUndefined, kArgument, kViewOfArgument, kOnArgument, kNewStorage };

@@ -98,7 +98,7 @@ void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
 //
 // The results of a trial at the size of the call take precedence over those of the Meta kernel (NOTE [Correcting Meta
 // kernels]), which then need not run. A trial does not reveal on which argument a view is, and some results have larger
-// storages than they need (NOTE [Wrong results of Meta kernels]), so all results must be new tensors.
+// storages than they need (torchext/fake/meta_overrides.py), so all results must be new tensors.
 
 // Runs one call according to its plan.
 class MetaCall {
@@ -115,8 +115,9 @@ class MetaCall {
   Stack run();
 
  private:
-  template <typename Trial>
-  auto recordRefusalOf(const Trial& trial);
+  template <typename Check>
+  auto recordRefusalOf(const Check& check);
+  RealResults tryOut(TrialReason reason, Arguments meta_results = {});
   bool isTriedOutFirst() const;
   Stack useResultsOf(const RealResults& real);
   bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
@@ -151,14 +152,18 @@ class MetaCall {
   std::vector<Tensor> written_;
 };
 
-template <typename Trial>
-auto MetaCall::recordRefusalOf(const Trial& trial) {
+template <typename Check>
+auto MetaCall::recordRefusalOf(const Check& check) {
   try {
-    return trial();
+    return check();
   } catch (const c10::Error&) {
     refusal_ = std::current_exception();
     throw;
   }
+}
+
+RealResults MetaCall::tryOut(TrialReason reason, Arguments meta_results) {
+  return recordRefusalOf([&] { return hooks().trials.tryOut(reason, op_, arguments(), meta_results); });
 }
 
 bool MetaCall::isTriedOutFirst() const {
@@ -178,7 +183,7 @@ Stack MetaCall::useResultsOf(const RealResults& real) {
 Stack MetaCall::run() {
   RealResults real;
   if (isTriedOutFirst()) {
-    real = recordRefusalOf([this] { return hooks().trials.refuseIfSmall(op_, arguments()); });
+    real = tryOut(TrialReason::kInsteadOfPython);
     if (real.are_new) {
       return useResultsOf(real);
     }
@@ -196,7 +201,7 @@ Stack MetaCall::run() {
     warnings = held.consume();
   } catch (const DataDependentError&) {
     // The kernel computes the results unless it refuses.
-    recordRefusalOf([this] { hooks().trials.refuseIfCheap(op_, arguments()); });
+    tryOut(TrialReason::kNeedsValues);
     throw;
   } catch (const std::exception& error) {
     if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
@@ -205,9 +210,9 @@ Stack MetaCall::run() {
     return std::move(stack_);
   }
   if (real.values.empty() && !needsValues(op_, called_)) {  // stand-ins have no values
-    real = recordRefusalOf([this] { return hooks().trials.refuse(op_, arguments(), effects()); });
+    real = tryOut(TrialReason::kMetaKernelAccepts, effects());
     if (needsSizes(real)) {
-      RealResults of_its_size = recordRefusalOf([this] { return hooks().trials.refuseWithoutMeta(op_, arguments()); });
+      RealResults of_its_size = tryOut(TrialReason::kMetaKernelRefuses);
       real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
     }
   }
@@ -272,7 +277,7 @@ void MetaCall::correctMetaResults(const RealResults& real) {
 // operator for real. Returns true if it has the results of the CPU kernel, and false if the caller must raise `error`.
 bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
-    recordRefusalOf([this] { return hooks().trials.refuseWithoutMeta(op_, arguments()); });
+    tryOut(TrialReason::kMetaKernelRefuses);
     return false;
   }
   // The registered kernel only raises that there is no kernel, or no kernel for these arguments.
@@ -283,8 +288,7 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
   if (missing != nullptr && !isRecording() && tryOnZeros()) {
     return true;
   }
-  const bool is_accepted =
-      recordRefusalOf([this] { return !hooks().trials.refuseWithoutMeta(op_, arguments()).values.empty(); });
+  const bool is_accepted = !tryOut(TrialReason::kMetaKernelRefuses).values.empty();
   if (missing != nullptr) {
     TORCHEXT_THROW(
         UnsupportedOperatorError,

@@ -124,6 +124,7 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
     switch (kernel) {
       case MetadataKernel::kMeta:
       case MetadataKernel::kFake:
+      case MetadataKernel::kOwn:
       case MetadataKernel::kZeros:
       case MetadataKernel::kMissing:
         callKernel(op, accepted);
@@ -133,8 +134,6 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
                                                          : DispatchKey::CompositeExplicitAutograd,
                                    accepted);
         break;
-      case MetadataKernel::kOwn:
-        hooks().kernels.runReplacement(op, accepted);
     }
   });
 }

@@ -18,11 +18,12 @@
 //
 // NOTE [Fake implementations]
 //
-// `torch.library.register_fake()` also registers a Meta kernel, but PyTorch's FakeTensorMode calls the function with
-// fakes that claim their device, so it may ask for devices and allocate on them. Here, too, it runs on fakes: copies of
-// the arguments, whose memory is not counted and whose values are unknown. It may mix devices. On meta tensors,
-// PyTorch's Python functions would compute the results of the operators that it calls, among them strides other than
-// those of real tensors (`empty_like` in dimensions of length 1).
+// `torch.library.register_fake()` also registers a Meta kernel. PyTorch's FakeTensorMode calls the function with fakes
+// that claim their device, so it may ask for devices, mix them, and allocate on them. Here it also runs on fakes, which
+// are copies of the arguments. Its calls are answered like those of the program, but nothing else happens: they are not
+// recorded, counted or sent, draw no numbers, and reach no mode (`ImplementationGuard`, recording.h). Meta tensors
+// would have the strides of PyTorch's Python functions, which differ from those of real tensors (`empty_like` in
+// dimensions of length 1).
 
 #include <cstdint>
 #include <optional>
@@ -38,7 +39,7 @@ enum class MetadataKernel : std::uint8_t {
   kMeta,
   kComposite,  // the kernel of `CompositeExplicitAutograd`
   kFake,       // a fake implementation of the program: NOTE [Fake implementations]
-  kOwn,        // a function of an extension: DeviceKernels::replaces()
+  kOwn,        // `DeviceKernels::callMeta()` computes the results: DeviceKernels::replaces()
   kZeros,      // there is no Meta kernel: NOTE [Running the CPU kernel]
   kMissing,    // there is neither a Meta kernel nor a usable CPU kernel: the call raises an error
 };
@@ -55,7 +56,8 @@ bool hasOnlyPythonMetaKernel(const c10::OperatorHandle& op);
 // Returns true if a tensor or number among the arguments is complex.
 bool hasComplex(c10::ArrayRef<c10::IValue> arguments);
 
-// Calls the kernel with the arguments on top of `stack`, which must be on the meta device. Without a kernel, calls
+// Calls the kernel with the arguments on top of `stack`, which must be on the meta device, or fakes for a fake
+// implementation. Without a kernel, calls
 // PyTorch's fallback for the meta device, which raises the corresponding error.
 void callMetadataKernel(MetadataKernel kernel, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 

@@ -86,7 +86,8 @@ Storage Shadows::of(const Storage& storage) {
   if (const Storage* known = storages_.shadowOf(storage.unsafeGetStorageImpl())) {
     return *known;
   }
-  Storage shadow = kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : fakeStorageLike(storage, storage.device());
+  Storage shadow =
+      kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : fakeStorageLike(storage, storage.device());
   add(storage, shadow);
   return shadow;
 }

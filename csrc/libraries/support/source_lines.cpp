@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include "../../libraries/support/interpreter.h"
-#include "../../libraries/support/open_blocks.h"
+#include "interpreter.h"
+#include "open_blocks.h"
 
 namespace torchext {
 

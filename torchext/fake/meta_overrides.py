@@ -1,0 +1,424 @@
+"""Functions that compute metadata instead of PyTorch's Meta kernels, or correct what these return.
+
+The results of some kernels differ from those of their Meta kernels, and some operators have no Meta kernel. Each
+function here handles a few operators. It gets the call with its tensors on the meta device, may run the Meta kernel,
+and returns the results, also on the meta device. A result on another device keeps that device. A result may be a view
+of a larger tensor: then the storage of the fake is as large.
+
+A function is called once for equal arguments, because the metadata of results are remembered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from .. import _C
+from ..tools.torch_release import DIFFERENCES
+
+__all__ = ["MetaCall", "install"]
+
+Results = tuple[Any, ...]
+Override = Callable[["MetaCall"], Results]
+
+_REPLACING: dict[str, Override] = {}
+_CORRECTING: dict[str, Override] = {}
+
+
+class MetaCall:
+    """A call of an operator with its tensors on the meta device."""
+
+    def __init__(
+        self, device: torch.device, arguments: dict[str, Any], run: Callable[[Mapping[str, object]], Results]
+    ) -> None:
+        self.device = device
+        """The device of the fakes."""
+        self.arguments = arguments
+        """The arguments, by their names in the schema."""
+        self._run = run
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument."""
+        return self.arguments[name]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the arguments that are tensors, without those in lists."""
+        return [value for value in self.arguments.values() if isinstance(value, Tensor)]
+
+    def run(self, **changed: object) -> Results:
+        """Call PyTorch's Meta kernel, with `changed` instead of these arguments. Return all results in a tuple."""
+        return self._run(changed)
+
+
+def install() -> None:
+    """Make calls on fakes use the functions of this module."""
+    _C.set_meta_overrides(MetaCall, _REPLACING, _CORRECTING)
+
+
+def _registers_in(functions: dict[str, Override], operators: str) -> Callable[[Override], Override]:
+    def register(function: Override) -> Override:
+        functions.update(dict.fromkeys((f"aten::{name}" for name in operators.split()), function))
+        return function
+
+    return register
+
+
+_replaces = partial(_registers_in, _REPLACING)  # decorates functions that do not run a Meta kernel; there may be none
+_corrects = partial(_registers_in, _CORRECTING)  # decorates functions that run it
+
+
+def _empty(sizes: Any, like: Tensor, **options: Any) -> Tensor:
+    return torch.empty(sizes, **{"dtype": like.dtype, "device": "meta", **options})
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    return _empty(tensor.shape, tensor)
+
+
+def _on_larger_storage(result: Tensor, numel: int) -> Tensor:
+    """Return a tensor like `result` on a storage of at least `numel` elements."""
+    is_large = result.untyped_storage().nbytes() >= numel * result.element_size()
+    return result if is_large else _empty(numel, result).as_strided(result.shape, result.stride())
+
+
+def _in_format_of(tensor: Tensor, result: Tensor) -> Tensor:
+    return _empty(result.shape, result, memory_format=suggest_memory_format(tensor))
+
+
+# ---- Statistics that processes exchange in `torch.nn.SyncBatchNorm` (Normalization.cu) ----
+
+
+def _for_each_channel(channels: int, like: Tensor) -> Tensor:
+    """Return a tensor of the dtype in which CUDA kernels accumulate (`toAccumulateType()` of ATen)."""
+    is_reduced = like.dtype in (torch.float16, torch.bfloat16)
+    return _empty(channels, like, dtype=torch.float32 if is_reduced else like.dtype)
+
+
+@_replaces("batch_norm_stats")
+def _batch_norm_stats(call: MetaCall) -> Results:
+    x = call["input"]
+    return _for_each_channel(x.shape[1], x), _for_each_channel(x.shape[1], x)
+
+
+@_replaces("batch_norm_gather_stats_with_counts")
+def _batch_norm_gather_stats(call: MetaCall) -> Results:
+    mean = call["mean"]  # has one row for each process
+    return _for_each_channel(mean.shape[1], mean), _for_each_channel(mean.shape[1], mean)
+
+
+@_replaces("batch_norm_elemt batch_norm_backward_elemt")
+def _like_input(call: MetaCall) -> Results:
+    return (torch.empty_like(call["input"]),)
+
+
+@_replaces("batch_norm_backward_reduce")
+def _batch_norm_backward_reduce(call: MetaCall) -> Results:
+    mean = call["mean"]
+    weight = mean if call["weight"] is None else call["weight"]
+    wanted = (mean, call["input_g"]), (mean, call["input_g"]), (weight, call["weight_g"]), (weight, call["bias_g"])
+    return tuple(_empty_like(like) if is_wanted else None for like, is_wanted in wanted)
+
+
+# ---- Fused cells of `torch.nn.LSTM` and `torch.nn.GRU` on CUDA (RNN.cu) ----
+
+
+@_replaces("_thnn_fused_lstm_cell")
+def _fused_lstm_cell(call: MetaCall) -> Results:
+    # PyTorch's Meta kernel fails without biases.
+    return _empty_like(call["cx"]), _empty_like(call["cx"]), _empty_like(call["input_gates"])
+
+
+@_replaces("_thnn_fused_gru_cell")
+def _fused_gru_cell(call: MetaCall) -> Results:
+    hx = call["hx"]
+    return _empty_like(hx), _empty((hx.shape[0], 5 * hx.shape[1]), hx)  # the workspace has five values for each unit
+
+
+@_replaces("_thnn_fused_gru_cell_backward")
+def _fused_gru_cell_backward(call: MetaCall) -> Results:
+    grad = call["grad_hy"]
+    batch, units = grad.shape
+    gates = [_empty((batch, 3 * units), grad) for _ in range(2)]
+    biases = [_empty(3 * units, grad) if call["has_bias"] else None for _ in range(2)]
+    return (*gates, _empty_like(grad), *biases)
+
+
+# ---- Other operators that have only CUDA kernels ----
+
+
+@_replaces("cudnn_grid_sampler")
+def _cudnn_grid_sampler(call: MetaCall) -> Results:
+    x, grid = call["self"], call["grid"]
+    # `cudnn_grid_sampler_forward()`
+    if x.dim() != 4 or grid.dim() != 4 or x.shape[0] != grid.shape[0] or grid.shape[3] != 2 or x.shape[1] > 1024:
+        raise RuntimeError("Invalid arguments to cudnn_grid_sampler")
+    return (_empty((*x.shape[:2], *grid.shape[1:3]), x),)
+
+
+@_replaces("cudnn_grid_sampler_backward")
+def _cudnn_grid_sampler_backward(call: MetaCall) -> Results:
+    return _empty_like(call["self"]), _empty_like(call["grid"])
+
+
+@_replaces("_use_cudnn_ctc_loss _use_cudnn_ctc_loss.Tensor _use_miopen_ctc_loss _use_miopen_ctc_loss.Tensor")
+def _use_pytorchs_ctc_loss(call: MetaCall) -> Results:
+    return (False,)
+
+
+@_replaces("_efficient_attention_backward")
+def _efficient_attention_backward(call: MetaCall) -> Results:
+    """PyTorch's Meta kernel lacks the argument `out`."""
+    names = ("grad_out_", "query", "key", "value")
+    if any(call[name].dim() != 4 or call[name].dtype != call["grad_out_"].dtype for name in names):
+        raise RuntimeError("_efficient_attention_backward() expects four tensors of four dimensions and one dtype.")
+    query, key, value = (call[name] for name in names[1:])
+    gradients = [_empty_like(tensor) for tensor in (query, key, value)]
+    if call["shared_storage_dqdkdv"]:
+        if query.shape[1] != key.shape[1]:
+            raise RuntimeError("seqlen must match for `shared_storage_dqdkdv")
+        if query.shape[3] != key.shape[3]:
+            raise RuntimeError("embedding dim must match for `shared_storage_dqdkdv")
+        gradients = list(_empty((*query.shape[:-2], 3, *query.shape[-2:]), query).unbind(-3))
+    bias = call["bias"]
+    if bias is None or not call["bias_requires_grad"]:
+        return (*gradients, None)
+    aligned = math.ceil(bias.shape[-1] / 16) * 16  # elements of a row
+    return (*gradients, _empty((*bias.shape[:-1], aligned), bias)[..., : bias.shape[-1]])
+
+
+# ---- Operators whose other kernels read values ----
+
+
+@_replaces("_padded_dense_to_jagged_forward")
+def _padded_dense_to_jagged(call: MetaCall) -> Results:
+    """The CPU kernel compares the length with the last offset."""
+    dense, dims = call["dense"], len(call["offsets"])
+    if dense.dim() <= dims:
+        raise RuntimeError(f"_padded_dense_to_jagged_forward(): expected padded dim >= {dims + 1}, got {dense.dim()}")
+    return (_empty((call["total_L"], *dense.shape[dims + 1 :]), dense),)
+
+
+@_replaces("_validate_compressed_sparse_indices")
+def _validate_compressed_sparse_indices(call: MetaCall) -> Results:
+    """If the values are known, the real kernel runs."""
+    return ()
+
+
+# ---- Storages that are larger than the result ----
+
+
+@_corrects("mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy")
+def _loss(call: MetaCall) -> Results:
+    """Losses compute an element for each input, and shrink their result after the reduction (Loss.cpp, Loss.cu)."""
+    (result,) = call.run()
+    if call["reduction"] != 0:
+        numel = math.prod(torch.broadcast_shapes(call["self"].shape, call["target"].shape))
+        result = _on_larger_storage(result, numel)
+    return (result,)
+
+
+@_corrects("im2col col2im")
+def _folded(call: MetaCall) -> Results:
+    """The result was like the argument before it was resized (`col2im_cpu()`, `im2col_cuda()`)."""
+    (result,) = call.run()
+    return (_on_larger_storage(result, call["self"].numel()),)
+
+
+@_corrects("kaiser_window kaiser_window.periodic kaiser_window.beta")
+def _kaiser_window(call: MetaCall) -> Results:
+    """A periodic window is the start of a window with one more element (TensorFactories.cpp)."""
+    (result,) = call.run()
+    is_longer = call.arguments.get("periodic", True) and result.numel() > 1
+    return (_on_larger_storage(result, result.numel() + 1) if is_longer else result,)
+
+
+# ---- Results that depend on the device or on an argument ----
+
+
+@_corrects("log_sigmoid_forward")
+def _log_sigmoid(call: MetaCall) -> Results:
+    """`log_sigmoid_forward_cuda()` saves nothing for the backward pass."""
+    output, buffer = call.run()
+    return output, _empty(0, call["self"]) if call.device.type == "cuda" else buffer
+
+
+@_corrects("_native_multi_head_attention")
+def _multi_head_attention(call: MetaCall) -> Results:
+    """Weights are undefined unless they are requested (`native_multi_head_attention_cpu()`, attention.cpp)."""
+    output, weights = call.run()
+    return output, weights if call["need_weights"] else None
+
+
+@_corrects("_scaled_dot_product_efficient_attention _efficient_attention_forward")
+def _efficient_attention(call: MetaCall) -> Results:
+    """The state of the generator is on the CPU, unless a CUDA graph is captured (attention.cu)."""
+    (
+        output,
+        log_sum,
+        *states,
+    ) = call.run()
+    is_on_cpu = call["dropout_p"] != 0 or DIFFERENCES["attention_state_on_cpu"].applies
+    if call.device.type == "cuda" and is_on_cpu:
+        states[:2] = [torch.empty(state.shape, dtype=state.dtype, device="cpu") for state in states[:2]]
+    return (output, log_sum, *states)
+
+
+@_corrects(
+    "linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor logspace.Tensor_Tensor "
+    "logspace.Tensor_Scalar logspace.Scalar_Tensor"
+)
+def _range_between_tensors(call: MetaCall) -> Results:
+    """Real kernels read the bounds as numbers before they infer the dtype (`linspace()`, TensorFactories.cpp)."""
+    bounds = call["start"], call["end"]
+    is_complex = any(
+        bound.is_complex() if isinstance(bound, Tensor) else isinstance(bound, complex) for bound in bounds
+    )
+    if call["dtype"] is None and is_complex:
+        return call.run(dtype=torch.get_default_dtype().to_complex())
+    return call.run()
+
+
+@_corrects("where.self where.self_out")
+def _where(call: MetaCall) -> Results:
+    """The Meta kernel refuses masks of bytes."""
+    condition = call["condition"]
+    if condition.dtype is not torch.uint8:
+        return call.run()
+    return call.run(condition=torch.empty_strided(condition.shape, condition.stride(), dtype=torch.bool, device="meta"))
+
+
+@_corrects("nll_loss_forward nll_loss_forward.output")
+def _nll_loss(call: MetaCall) -> Results:
+    """The Meta kernel refuses a target of shape (1,) for an input without a batch."""
+    is_single = call["self"].dim() == 1 and call["target"].shape == (1,)
+    return call.run(target=call["target"][0]) if is_single else call.run()
+
+
+# ---- Memory formats and strides ----
+
+
+@_corrects("normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor poisson")
+def _contiguous(call: MetaCall) -> Results:
+    """The kernels return a contiguous result (DistributionTemplates.h, Distributions.cpp)."""
+    (result,) = call.run()
+    return (_empty_like(result),)
+
+
+@_corrects("floor_divide native_dropout_backward")
+def _laid_out_by_iterator(call: MetaCall) -> Results:
+    """A TensorIterator over the first two arguments determines strides, whose order PyTorch's references lose."""
+    (result,) = call.run()
+    return (_C.result_of_iterator(call.tensors()[:2], result.dtype) if call.tensors() else result,)
+
+
+@_corrects(
+    "arange.out arange.start_out range.out range.out_ fft_fftfreq.out fft_rfftfreq.out "
+    "linspace.out linspace.Tensor_Tensor_out linspace.Tensor_Scalar_out linspace.Scalar_Tensor_out "
+    "logspace.out logspace.Tensor_Tensor_out logspace.Tensor_Scalar_out logspace.Scalar_Tensor_out"
+)
+def _range_into(call: MetaCall) -> Results:
+    """An `out` of any shape is filled if it has the right number of elements (RangeFactories.cpp)."""
+    out = call["out"]
+    flat = _empty(out.numel(), out)
+    call.run(out=flat)
+    if flat.numel() != out.numel():
+        out.resize_(flat.shape)
+    return (out,)
+
+
+@_corrects("max_unpool2d channel_shuffle")
+def _in_format_of_argument(call: MetaCall) -> Results:
+    """The CPU kernels keep the format (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`)."""
+    (result,) = call.run()
+    return (_in_format_of(call["self"], result) if call.device.type == "cpu" else result,)
+
+
+@_corrects("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update")
+def _batch_norm(call: MetaCall) -> Results:
+    return _batch_normed(call, saves_statistics=call.arguments.get("training", True))
+
+
+@_corrects("_native_batch_norm_legit_no_training _batch_norm_no_update")
+def _batch_norm_in_evaluation(call: MetaCall) -> Results:
+    return _batch_normed(call, saves_statistics=False)
+
+
+def _batch_normed(call: MetaCall, *, saves_statistics: bool) -> Results:
+    """The CPU kernel keeps the memory format, and saves no statistics in evaluation (`batch_norm_cpu`)."""
+    output, *statistics = call.run()
+    if call.device.type != "cpu":
+        return (output, *statistics)
+    statistics[:2] = _with_dtype_of_cpu(call, *statistics[:2])
+    if not saves_statistics:
+        statistics[:2] = [_empty(0, statistic) for statistic in statistics[:2]]
+    return (_in_format_of(call["input"], output), *statistics)
+
+
+@_corrects("native_layer_norm native_group_norm")
+def _other_norm(call: MetaCall) -> Results:
+    output, *statistics = call.run()
+    return (output, *(_with_dtype_of_cpu(call, *statistics) if call.device.type == "cpu" else statistics))
+
+
+def _with_dtype_of_cpu(call: MetaCall, *statistics: Tensor) -> list[Tensor]:
+    """Return statistics in the dtype of the input, or in float32 if the input is reduced and a parameter is float32.
+
+    Source: `is_mixed_type()` and `param_scalar_type()` in mixed_data_type.h.
+    """
+    first, *parameters = call.tensors()
+    is_reduced = first.dtype in (torch.float16, torch.bfloat16)
+    is_mixed = is_reduced and any(parameter.dtype is torch.float32 for parameter in parameters)
+    dtype = torch.float32 if is_mixed else first.dtype
+    return [_empty(statistic.shape, statistic, dtype=dtype) for statistic in statistics]
+
+
+@_corrects("native_batch_norm_backward batch_norm_backward")
+def _batch_norm_backward(call: MetaCall) -> Results:
+    """The CPU kernel returns a gradient in the memory format of the input (`batch_norm_backward_cpu`)."""
+    gradient, *rest = call.run()
+    if gradient is None or call.device.type != "cpu":
+        return (gradient, *rest)
+    return (_in_format_of(call["input"], gradient), *rest)
+
+
+@_corrects("_fft_r2c _fft_c2c")
+def _fourier(call: MetaCall) -> Results:
+    """With MKL, batch dimensions follow the order of the input's strides (`_exec_fft()`, SpectralOps.cpp).
+
+    For equal strides (the gradient of a sum), the order depends on `std::partition()`, which the Meta kernel does not
+    imitate.
+    """
+    (result,) = call.run()
+    x: Tensor = call["self"]
+    if call.device.type != "cpu" or not torch.backends.mkl.is_available() or len(set(x.stride())) == x.dim():
+        return (result,)
+    transformed = {dim % x.dim() for dim in call["dim"]}
+    order = _partitioned(list(range(x.dim())), transformed)
+    num_batch = x.dim() - len(transformed)
+    order[:num_batch] = sorted(order[:num_batch], key=lambda dim: x.stride()[dim], reverse=True)
+    strides = list(result.stride())
+    stride = math.prod(result.shape[dim] for dim in transformed)
+    for dim in reversed(order[:num_batch]):
+        strides[dim] = stride
+        stride *= result.shape[dim]
+    return (torch.empty_strided(result.shape, strides, dtype=result.dtype, device="meta"),)
+
+
+def _partitioned(dims: list[int], last: set[int]) -> list[int]:
+    """Put the dimensions of `last` behind the others, in the order that `std::partition()` of libstdc++ leaves."""
+    begin, end = 0, len(dims)
+    while True:
+        while begin < end and dims[begin] not in last:
+            begin += 1
+        while begin < end and dims[end - 1] in last:
+            end -= 1
+        if begin >= end:
+            return dims
+        dims[begin], dims[end - 1] = dims[end - 1], dims[begin]
+        begin, end = begin + 1, end - 1
