@@ -8,6 +8,7 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 namespace torchext::python {
 
@@ -21,6 +22,21 @@ template <typename Result, typename... Arguments>
 void bind(pybind11::module_& module, const char* name, Result (*function)(Arguments...) noexcept) {
   bind(module, name, static_cast<Result (*)(Arguments...)>(function));
 }
+
+// While an instance exists, tracers and profilers do not observe Python code on this thread.
+class UntracedGuard {
+ public:
+  UntracedGuard() : thread_{PyThreadState_Get()} {
+    PyThreadState_EnterTracing(thread_);
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(UntracedGuard);
+  ~UntracedGuard() {
+    PyThreadState_LeaveTracing(thread_);
+  }
+
+ private:
+  PyThreadState* thread_;
+};
 
 // Checks the type. PyTorch's `THPVariable_Check()` and `THPStorage_Check()` read `__class__`, which may run Python code
 // that raises an error or returns another class.

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include <pybind11/pybind11.h>
-#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include "../core/fake/calls/errors.h"
 
@@ -44,21 +43,6 @@ auto raisingOwnClass(const Function& run) {
     throw;
   }
 }
-
-// While an instance exists, tracers and profilers do not observe Python code on this thread.
-class UntracedGuard {
- public:
-  UntracedGuard() : thread_{PyThreadState_Get()} {
-    PyThreadState_EnterTracing(thread_);
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(UntracedGuard);
-  ~UntracedGuard() {
-    PyThreadState_LeaveTracing(thread_);
-  }
-
- private:
-  PyThreadState* thread_;
-};
 
 // Adds `provide()` to the module, and makes Python the interpreter of the core.
 void bindInterpreter(pybind11::module_& module);

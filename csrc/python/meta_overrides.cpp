@@ -1,9 +1,13 @@
+#include <algorithm>
 #include <exception>
+#include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../core/fake/meta/meta_kernel.h"
@@ -20,13 +24,12 @@ namespace torchext::python {
 
 namespace {
 
-// The functions of torchext/fake/meta_overrides.py, by the full names of operators. Set before there are fakes, never
-// changed, and leaked: threads may run operators until the process ends.
+// The functions of torchext/fake/meta_overrides.py, by operator, and whether each replaces the Meta kernel, which may
+// be missing. Set before there are fakes, never changed, and leaked: threads may run operators until the process ends.
 struct Overrides {
-  using Functions = std::unordered_map<std::string, py::object>;
-  py::object call;  // the class of their argument
-  Functions replacing;
-  Functions correcting;
+  using Function = std::pair<py::object, bool>;
+  py::object call;  // the class of the argument of the functions
+  std::unordered_map<c10::OperatorName, Function> functions;
 };
 
 Overrides& overrides() {
@@ -34,13 +37,14 @@ Overrides& overrides() {
   return *all;
 }
 
-const py::object* find(const Overrides::Functions& functions, const OperatorHandle& op) {
-  const auto found = functions.find(c10::toString(op.operator_name()));
-  return found == functions.end() ? nullptr : &found->second;
+const Overrides::Function* find(const OperatorHandle& op) {
+  const auto found = overrides().functions.find(op.operator_name());
+  return found == overrides().functions.end() ? nullptr : &found->second;
 }
 
 bool replaces(const OperatorHandle& op) {
-  return find(overrides().replacing, op) != nullptr;
+  const auto* const found = find(op);
+  return found != nullptr && found->second;
 }
 
 py::dict asDict(const OperatorHandle& op, const Stack& stack) {
@@ -60,7 +64,7 @@ py::tuple takeAll(Stack& stack) {
   return values;
 }
 
-// Calls the Meta kernel for a function of Python.
+// Calls the Meta kernel for a function of Python, until `end()`: Python may keep it, in the frames of a traceback.
 class Runner {
  public:
   Runner(const OperatorHandle& op, const Stack& stack, CallOnStack call)
@@ -68,13 +72,14 @@ class Runner {
 
   // Takes arguments that replace those of the call, by name.
   py::tuple run(const py::dict& changed) {
+    TORCH_CHECK(call_, "The call of `", op_.operator_name(), "` has ended.");
     Stack stack = arguments_;
     for (const auto& [name, value] : changed) {
       const auto position = toSize(op_.schema().argumentIndexWithName(name.cast<std::string>()).value());
       stack[position] = torch::jit::toIValue(value, op_.schema().arguments()[position].type());
     }
     try {
-      call_(stack);
+      (*call_)(stack);
     } catch (python_error& error) {
       error.restore();
       throw py::error_already_set();
@@ -92,39 +97,52 @@ class Runner {
     }
   }
 
+  void end() noexcept {
+    call_.reset();
+    arguments_.clear();
+  }
+
  private:
-  const OperatorHandle& op_;
-  const Stack arguments_;
-  CallOnStack call_;
+  const OperatorHandle op_;
+  Stack arguments_;
+  std::optional<CallOnStack> call_;
   std::exception_ptr error_;
 };
 
+py::tuple callOverride(const py::object& function, const OperatorHandle& op, const Stack& stack, CallOnStack call) {
+  const auto runner = std::make_shared<Runner>(op, stack, call);
+  const auto end = c10::make_scope_exit([&runner] { runner->end(); });
+  const py::cpp_function run{[runner](const py::dict& changed) { return runner->run(changed); }};
+  try {
+    return function(overrides().call(deviceOfMetaCall().value(), asDict(op, stack), run));
+  } catch (const py::error_already_set&) {
+    runner->rethrow();
+    throw;
+  }
+}
+
+// On the meta device, real tensors are also described by Meta kernels.
 void callMeta(const OperatorHandle& op, Stack& stack, CallOnStack call) {
-  const py::object* function = find(overrides().replacing, op);
-  function = function == nullptr ? find(overrides().correcting, op) : function;
-  if (function == nullptr) {
+  const auto* const found = find(op);
+  if (found == nullptr || (!found->second && deviceOfMetaCall()->is_meta())) {
     call(stack);
     return;
   }
   const py::gil_scoped_acquire gil;
   const UntracedGuard untraced;
-  Runner runner{op, stack, call};
-  const py::cpp_function run{[&runner](const py::dict& changed) { return runner.run(changed); }};
-  py::tuple results;
-  try {
-    results = (*function)(overrides().call(deviceOfMetaCall().value(), asDict(op, stack), run));
-  } catch (const py::error_already_set&) {
-    runner.rethrow();
-    throw;
-  }
+  const py::tuple results = callOverride(found->first, op, stack, call);
   torch::jit::drop(stack, op.schema().arguments().size());
   for (std::size_t i = 0; i < results.size(); ++i) {
     torch::jit::push(stack, torch::jit::toIValue(results[i], op.schema().returns()[i].type()));
   }
 }
 
-void setMetaOverrides(py::object call, Overrides::Functions replacing, Overrides::Functions correcting) {
-  overrides() = {std::move(call), std::move(replacing), std::move(correcting)};
+void setMetaOverrides(py::object call, const std::unordered_map<std::string, std::pair<py::object, bool>>& functions) {
+  overrides().call = std::move(call);
+  for (const auto& [name, function] : functions) {
+    const std::size_t dot = std::min(name.find('.'), name.size());
+    overrides().functions[{name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))}] = function;
+  }
   hooks().kernels.replaces = &replaces;
   hooks().kernels.callMeta = &callMeta;
 }

@@ -228,6 +228,16 @@ def test_losses_have_storages_as_large_as_real_ones(loss: Callable[..., torch.Te
         assert described(loss(fake_like(real), fake_like(real), reduction=reduction)) == expected
 
 
+@pytest.mark.parametrize("sizes", [(3, 4), (300, 400)])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.bfloat16, torch.float32)], ids=str)
+@pytest.mark.parametrize("loss", [nn.functional.mse_loss, nn.functional.smooth_l1_loss, nn.functional.soft_margin_loss])
+def test_losses_of_two_dtypes_have_storages_as_large_as_real_ones(
+    loss: Callable[..., torch.Tensor], dtypes: tuple[torch.dtype, torch.dtype], sizes: tuple[int, int]
+) -> None:
+    x, target = (torch.ones(sizes, dtype=dtype) for dtype in dtypes)
+    assert described(loss(fake_like(x), fake_like(target))) == described(loss(x, target))
+
+
 def test_views_that_must_not_have_been_written_to_are_printed() -> None:
     with fake_mode():
         x = torch.ones(4, requires_grad=True) * 1

@@ -48,19 +48,19 @@ def install() -> None:
     while_fakes_live.patch(torch._lobpcg.LOBPCG, "run", _ending_without_values, "iterates until values converge")
 
 
-def _native_functions() -> tuple[list[str], list[str]]:
+def _native_functions() -> tuple[set[str], set[str]]:
     """Return the operators whose CUDA kernels compare devices, and those that share code between CPU and CUDA.
 
     Source: native_functions.yaml (see csrc/extensions/kernels/device_checks.h).
     """
-    comparing, shared = [], []
+    comparing, shared = set(), set()
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     for entry in path.read_text().split("\n- func: ")[1:] if path.exists() else ():
         name = f"aten::{entry[: entry.index('(')]}"
         if "\n  device_check: NoCheck" not in entry and _HAS_CUDA_KERNEL.search(entry):
-            comparing.append(name)
+            comparing.add(name)
         if "\n    CPU, CUDA" in entry or "\n  structured_inherits: TensorIteratorBase" in entry:
-            shared.append(name)
+            shared.add(name)
     return comparing, shared
 
 

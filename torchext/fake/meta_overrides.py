@@ -5,7 +5,7 @@ function here handles a few operators. It gets the call with its tensors on the 
 and returns the results, also on the meta device. A result on another device keeps that device. A result may be a view
 of a larger tensor: then the storage of the fake is as large.
 
-A function is called once for equal arguments, because the metadata of results are remembered.
+Metadata of results are remembered, so a function rarely runs twice for equal arguments.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ __all__ = ["MetaCall", "install"]
 Results = tuple[Any, ...]
 Override = Callable[["MetaCall"], Results]
 
-_REPLACING: dict[str, Override] = {}
-_CORRECTING: dict[str, Override] = {}
+_FUNCTIONS: dict[str, tuple[Override, bool]] = {}  # by operator; and whether the function replaces the Meta kernel
 
 
 class MetaCall:
@@ -58,19 +57,19 @@ class MetaCall:
 
 def install() -> None:
     """Make calls on fakes use the functions of this module."""
-    _C.set_meta_overrides(MetaCall, _REPLACING, _CORRECTING)
+    _C.set_meta_overrides(MetaCall, _FUNCTIONS)
 
 
-def _registers_in(functions: dict[str, Override], operators: str) -> Callable[[Override], Override]:
+def _register(replaces: bool, operators: str) -> Callable[[Override], Override]:
     def register(function: Override) -> Override:
-        functions.update(dict.fromkeys((f"aten::{name}" for name in operators.split()), function))
+        _FUNCTIONS.update(dict.fromkeys((f"aten::{name}" for name in operators.split()), (function, replaces)))
         return function
 
     return register
 
 
-_replaces = partial(_registers_in, _REPLACING)  # decorates functions that do not run a Meta kernel; there may be none
-_corrects = partial(_registers_in, _CORRECTING)  # decorates functions that run it
+_replaces = partial(_register, True)  # for operators without a usable Meta kernel
+_corrects = partial(_register, False)  # for the others
 
 
 def _empty(sizes: Any, like: Tensor, **options: Any) -> Tensor:
@@ -95,7 +94,7 @@ def _in_format_of(tensor: Tensor, result: Tensor) -> Tensor:
 
 
 def _for_each_channel(channels: int, like: Tensor) -> Tensor:
-    """Return a tensor of the dtype in which CUDA kernels accumulate (`toAccumulateType()` of ATen)."""
+    """Return a tensor of the dtype in which CUDA kernels accumulate floats (`toAccumulateType()` of ATen)."""
     is_reduced = like.dtype in (torch.float16, torch.bfloat16)
     return _empty(channels, like, dtype=torch.float32 if is_reduced else like.dtype)
 
@@ -103,13 +102,13 @@ def _for_each_channel(channels: int, like: Tensor) -> Tensor:
 @_replaces("batch_norm_stats")
 def _batch_norm_stats(call: MetaCall) -> Results:
     x = call["input"]
-    return _for_each_channel(x.shape[1], x), _for_each_channel(x.shape[1], x)
+    return _for_each_channel(x.size(1), x), _for_each_channel(x.size(1), x)
 
 
 @_replaces("batch_norm_gather_stats_with_counts")
 def _batch_norm_gather_stats(call: MetaCall) -> Results:
     mean = call["mean"]  # has one row for each process
-    return _for_each_channel(mean.shape[1], mean), _for_each_channel(mean.shape[1], mean)
+    return _for_each_channel(mean.size(1), mean), _for_each_channel(mean.size(1), mean)
 
 
 @_replaces("batch_norm_elemt batch_norm_backward_elemt")
@@ -137,13 +136,13 @@ def _fused_lstm_cell(call: MetaCall) -> Results:
 @_replaces("_thnn_fused_gru_cell")
 def _fused_gru_cell(call: MetaCall) -> Results:
     hx = call["hx"]
-    return _empty_like(hx), _empty((hx.shape[0], 5 * hx.shape[1]), hx)  # the workspace has five values for each unit
+    return _empty_like(hx), _empty((hx.size(0), 5 * hx.size(1)), hx)  # the workspace has five values for each unit
 
 
 @_replaces("_thnn_fused_gru_cell_backward")
 def _fused_gru_cell_backward(call: MetaCall) -> Results:
     grad = call["grad_hy"]
-    batch, units = grad.shape
+    batch, units = grad.size(0), grad.size(1)
     gates = [_empty((batch, 3 * units), grad) for _ in range(2)]
     biases = [_empty(3 * units, grad) if call["has_bias"] else None for _ in range(2)]
     return (*gates, _empty_like(grad), *biases)
@@ -192,7 +191,7 @@ def _efficient_attention_backward(call: MetaCall) -> Results:
     return (*gradients, _empty((*bias.shape[:-1], aligned), bias)[..., : bias.shape[-1]])
 
 
-# ---- Operators whose other kernels read values ----
+# ---- Operators whose CPU kernels read values ----
 
 
 @_replaces("_padded_dense_to_jagged_forward")
@@ -217,9 +216,9 @@ def _validate_compressed_sparse_indices(call: MetaCall) -> Results:
 def _loss(call: MetaCall) -> Results:
     """Losses compute an element for each input, and shrink their result after the reduction (Loss.cpp, Loss.cu)."""
     (result,) = call.run()
+    x, target = call["self"].shape, call["target"].shape
     if call["reduction"] != 0:
-        numel = math.prod(torch.broadcast_shapes(call["self"].shape, call["target"].shape))
-        result = _on_larger_storage(result, numel)
+        result = _on_larger_storage(result, math.prod(x if x == target else torch.broadcast_shapes(x, target)))
     return (result,)
 
 
@@ -258,11 +257,7 @@ def _multi_head_attention(call: MetaCall) -> Results:
 @_corrects("_scaled_dot_product_efficient_attention _efficient_attention_forward")
 def _efficient_attention(call: MetaCall) -> Results:
     """The state of the generator is on the CPU, unless a CUDA graph is captured (attention.cu)."""
-    (
-        output,
-        log_sum,
-        *states,
-    ) = call.run()
+    output, log_sum, *states = call.run()
     is_on_cpu = call["dropout_p"] != 0 or DIFFERENCES["attention_state_on_cpu"].applies
     if call.device.type == "cuda" and is_on_cpu:
         states[:2] = [torch.empty(state.shape, dtype=state.dtype, device="cpu") for state in states[:2]]
@@ -367,10 +362,7 @@ def _other_norm(call: MetaCall) -> Results:
 
 
 def _with_dtype_of_cpu(call: MetaCall, *statistics: Tensor) -> list[Tensor]:
-    """Return statistics in the dtype of the input, or in float32 if the input is reduced and a parameter is float32.
-
-    Source: `is_mixed_type()` and `param_scalar_type()` in mixed_data_type.h.
-    """
+    """Return statistics in the dtype of the input, or float32 if only it is reduced (`is_mixed_type()`)."""
     first, *parameters = call.tensors()
     is_reduced = first.dtype in (torch.float16, torch.bfloat16)
     is_mixed = is_reduced and any(parameter.dtype is torch.float32 for parameter in parameters)

@@ -400,7 +400,7 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   const ArgumentsBefore before{key.tensors()};
   HeldWarnings warnings;
   Stack results = runOnMetaOrCacheRefusal(plan, key);
-  const bool has_new = takeUncounted();  // before the next two lines, which may call operators on fakes
+  const bool has_new = takeUncounted();  // before the next lines, which may make other storages
   pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);

@@ -169,7 +169,7 @@ struct FakeValues {
 
 class ResultRecipe;
 
-// Returns null for results that cannot be remembered.
+// Returns null if the call is not answered by a Meta kernel any more, or has results that cannot be remembered.
 using RecomputeRecipe = c10::function_ref<std::shared_ptr<const ResultRecipe>()>;
 
 // Recomputes hits of the cache, for tests.
@@ -360,7 +360,7 @@ struct DeviceKernels {
 
   // Returns true if the layout of the results on CUDA is that on the CPU.
   Hook<bool(const c10::OperatorHandle& op)> hasLayoutOfCpu;
-  // Corrects the results of the Meta kernel, which are still on the meta device.
+  // Corrects the results of the Meta kernel, which are still on the meta device. May put fakes in their place.
   Hook<void(const c10::OperatorHandle& op, Arguments arguments, c10::Device device, torch::jit::Stack& results)>
       correct;
 

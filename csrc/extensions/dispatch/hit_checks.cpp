@@ -129,7 +129,7 @@ bool areDue() {
 void check(const OperatorHandle& op, const ResultRecipe& recipe, RecomputeRecipe recompute) {
   const CheckingGuard checking;
   const std::string remembered = RecipeText::of(recipe);
-  std::string recomputed = "results that cannot be remembered";
+  std::string recomputed = "no results that can be remembered";
   try {
     if (const auto fresh = recompute()) {
       recomputed = RecipeText::of(*fresh);

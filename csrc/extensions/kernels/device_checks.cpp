@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <memory>
-#include <unordered_set>
 #include <utility>
 
 namespace torchext {
@@ -14,21 +13,13 @@ ReadNativeFunctions& reader() {
   return *read;
 }
 
-struct Names {
-  explicit Names(const NativeFunctions& found)
-      : comparing{found.first.begin(), found.first.end()}, shared{found.second.begin(), found.second.end()} {}
-
-  std::unordered_set<std::string> comparing;
-  std::unordered_set<std::string> shared;
-};
-
 // Several threads may read the names if they need them at the same time. A lock, or a static variable during its
 // initialization, would stay locked in a child process forked in the meantime.
-const Names& namesOfOperators() {
-  static std::atomic<const Names*> names{nullptr};
-  const Names* known = names.load(std::memory_order_acquire);
+const NativeFunctions& namesOfOperators() {
+  static std::atomic<const NativeFunctions*> names{nullptr};
+  const NativeFunctions* known = names.load(std::memory_order_acquire);
   if (known == nullptr) {
-    auto read = std::make_unique<const Names>(reader() ? reader()() : NativeFunctions{});
+    auto read = std::make_unique<const NativeFunctions>(reader() ? reader()() : NativeFunctions{});
     if (names.compare_exchange_strong(known, read.get(), std::memory_order_acq_rel)) {
       return *read.release();
     }
@@ -43,11 +34,11 @@ void setNativeFunctions(ReadNativeFunctions read) {
 }
 
 bool comparesDevices(const c10::OperatorHandle& op) {
-  return namesOfOperators().comparing.count(c10::toString(op.operator_name())) != 0;
+  return namesOfOperators().first.count(c10::toString(op.operator_name())) != 0;
 }
 
 bool sharesKernels(const c10::OperatorHandle& op) {
-  return namesOfOperators().shared.count(c10::toString(op.operator_name())) != 0;
+  return namesOfOperators().second.count(c10::toString(op.operator_name())) != 0;
 }
 
 }  // namespace torchext

@@ -10,20 +10,20 @@
 
 #include <functional>
 #include <string>
+#include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torchext/macros.h>
 
 namespace torchext {
 
-// The names of the operators for which the functions below return true.
-using NativeFunctions = std::pair<std::vector<std::string>, std::vector<std::string>>;
+// The names of the operators for which `comparesDevices()`, and of those for which `sharesKernels()` returns true.
+using NativeFunctions = std::pair<std::unordered_set<std::string>, std::unordered_set<std::string>>;
 using ReadNativeFunctions = std::function<NativeFunctions()>;
 
-// Sets the function that reads the file, which the first call of the functions below calls. Call once, before there are
-// fakes. Without it, both return false.
+// Sets the function that reads the file. It is called at the first use of the functions below. Call once, before there
+// are fakes. Without it, both return false.
 TORCHEXT_API void setNativeFunctions(ReadNativeFunctions read);
 
 // Returns true if `op` has that comparison.

@@ -11,8 +11,8 @@
 //     `zeros_like()` keeps the strides of dimensions of length 1;
 //   * the order of strides if the trial was smaller: `floor_divide()` keeps that of its argument.
 //
-// Trials run on the CPU. For calls on CUDA they correct only strides, and the rules for CUDA kernels are applied last
-// (device_kernels.cpp).
+// Trials run on the CPU. For calls on CUDA they correct only strides, and the rules for elementwise CUDA kernels and
+// convolutions are applied last (device_kernels.cpp).
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>

@@ -438,12 +438,6 @@ RealResults tryOutWithoutValues(const OperatorHandle& op, ArrayRef<IValue> argum
   return real;
 }
 
-// The results are probably small. The trial ends without results when its kernel allocates a large one.
-RealResults tryOutIfSmall(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const AllocationLimit limit{kSmallBytes};
-  return resultsOfReal(op, arguments, kCheap);
-}
-
 }  // namespace
 
 RealResults tryOut(TrialReason reason,
@@ -455,8 +449,10 @@ RealResults tryOut(TrialReason reason,
       return tryOutAfterMeta(op, arguments, meta_results);
     case TrialReason::kMetaKernelRefuses:
       return resultsOfReal(op, arguments, kAffordable);
-    case TrialReason::kInsteadOfPython:
-      return tryOutIfSmall(op, arguments);
+    case TrialReason::kInsteadOfPython: {
+      const AllocationLimit limit{kSmallBytes};  // without results if the kernel allocates a large one
+      return resultsOfReal(op, arguments, kCheap);
+    }
     case TrialReason::kNeedsValues:
       break;
   }

@@ -84,7 +84,7 @@ class ResultRecipe {
  private:
   friend class RecipeLearner;
   friend class RecipeMaker;
-  friend class RecipeText;
+  friend class RecipeText;  // for checks of hits, in an extension
 
   struct TensorRecipe {
     enum class Source : std::uint8_t { kUndefined, kArgument, kViewOfArgument, kOnArgument, kNewStorage };

@@ -19,8 +19,8 @@ struct HiddenCalls {
   const c10::impl::ExcludeDispatchKeyGuard keys{kHiddenFromUsers};
 };
 
-// The same for the calls of fake implementations (NOTE [Fake implementations]), which our handler answers. They may
-// make tensors of subclasses.
+// Keys to exclude while a fake implementation runs (NOTE [Fake implementations]): all of these, except that our handler
+// answers its calls, and that it may make tensors of subclasses.
 inline const c10::DispatchKeySet kHiddenFromImplementations =
     kHiddenFromUsers - c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::Python});
 

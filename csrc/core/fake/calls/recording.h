@@ -25,7 +25,8 @@ bool isRecording() noexcept;
 bool canRunForReal() noexcept;
 
 // Exists while a fake implementation runs on this thread: NOTE [Fake implementations]. Its calls are not those of the
-// program: the recorder does not record them, their memory is not counted, and they draw and send nothing. Nests.
+// program: they are not recorded, their memory is not counted, they draw no random numbers, and do not communicate.
+// Nests.
 class ImplementationGuard {
  public:
   ImplementationGuard() noexcept;

@@ -254,8 +254,8 @@ Stack MetaCall::effects() {
   return effects;
 }
 
-// The rules for the device override the results of a smaller trial. The results of a trial at the call's own size
-// override those rules.
+// The rules of `DeviceKernels::correct()` override the results of a smaller trial, and the results of a trial at the
+// call's own size override those rules.
 void MetaCall::correctMetaResults(const RealResults& real) {
   const HiddenCalls guard;
   const KernelTrials& trials = hooks().trials;

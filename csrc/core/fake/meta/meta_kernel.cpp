@@ -48,6 +48,13 @@ bool isComposedFactory(const OperatorHandle& op, const Stack& stack) {
          !op.hasKernelForDispatchKey(DispatchKey::CPU) && isFactory(op, topOf(stack, op.schema().arguments().size()));
 }
 
+// Returns true if a tensor or number among the arguments is complex.
+bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
+  return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_complex(); }) ||
+         std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::IValue& value) { return value.isComplexDouble(); });
+}
+
 // Returns the C++ Meta kernel of a structured operator, or an invalid kernel: NOTE [C++ Meta kernels].
 c10::KernelFunction structuredKernelOf(const OperatorHandle& op, const Stack& stack) {
   const auto device = meta_call_device;
@@ -89,12 +96,6 @@ bool hasMetaKernel(const OperatorHandle& op) {
 }
 
 }  // namespace
-
-bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
-  return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_complex(); }) ||
-         std::any_of(arguments.begin(), arguments.end(),
-                     [](const c10::IValue& value) { return value.isComplexDouble(); });
-}
 
 MetadataKernel metadataKernelFor(const OperatorHandle& op, const Stack& stack) {
   if (isComposedFactory(op, stack) || isComposedOperator(op) || isScatterIntoCopy(op)) {

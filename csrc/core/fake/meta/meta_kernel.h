@@ -19,11 +19,10 @@
 // NOTE [Fake implementations]
 //
 // `torch.library.register_fake()` also registers a Meta kernel. PyTorch's FakeTensorMode calls the function with fakes
-// that claim their device, so it may ask for devices, mix them, and allocate on them. Here it also runs on fakes, which
-// are copies of the arguments. Its calls are answered like those of the program, but nothing else happens: they are not
-// recorded, counted or sent, draw no numbers, and reach no mode (`ImplementationGuard`, recording.h). Meta tensors
-// would have the strides of PyTorch's Python functions, which differ from those of real tensors (`empty_like` in
-// dimensions of length 1).
+// that claim their device, so it may mix devices and allocate on them. Here it also runs on fakes, which are copies of
+// the arguments. Its calls are answered like those of the program, but are not recorded or counted, do not communicate,
+// draw no random numbers, and bypass modes (`ImplementationGuard`, recording.h). On meta tensors, PyTorch's Python
+// functions would compute strides other than those of real tensors (`empty_like` in dimensions of length 1).
 
 #include <cstdint>
 #include <optional>
@@ -53,12 +52,8 @@ bool hasFakeImplementation(const c10::OperatorHandle& op);
 // Returns true if PyTorch's Meta kernel of `op` is written in Python, without C++ code that it overrides.
 bool hasOnlyPythonMetaKernel(const c10::OperatorHandle& op);
 
-// Returns true if a tensor or number among the arguments is complex.
-bool hasComplex(c10::ArrayRef<c10::IValue> arguments);
-
 // Calls the kernel with the arguments on top of `stack`, which must be on the meta device, or fakes for a fake
-// implementation. Without a kernel, calls
-// PyTorch's fallback for the meta device, which raises the corresponding error.
+// implementation. Without a kernel, calls PyTorch's fallback for the meta device, which raises the corresponding error.
 void callMetadataKernel(MetadataKernel kernel, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // While an instance exists, `deviceOfMetaCall()` returns `device` on this thread. PyTorch's Python Meta kernels call
