@@ -20,8 +20,8 @@
 
 namespace torchext {
 
-// Returns the source line that created `tensor`, as the interpreter reported it (libraries/support/source_lines.h). Empty if
-// it was not traced.
+// Returns the source line that created `tensor`, as the interpreter reported it (libraries/support/source_lines.h).
+// Empty if it was not traced.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
 // Handles calls for origins. Call while the library is loaded.
