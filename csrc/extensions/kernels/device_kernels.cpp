@@ -10,6 +10,7 @@
 #include "../../core/fake/calls/recording.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../cuda/refused_dtypes.h"
 #include "convolutions.h"
 #include "device_checks.h"
