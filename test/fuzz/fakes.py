@@ -106,7 +106,7 @@ def compare_with_real(program: list[Step]) -> None:
         for step in program:
             if step.action in NEEDS_MEMORY or is_ambiguous(step, real):
                 continue
-            # What trunc_normal_ does depends on the numbers that it draws: it copies those that it draws again.
+            # `trunc_normal_` also depends on the numbers that it draws: it copies only if it draws some again.
             were_known = is_all_known(fake.memory) and step.action != "trunc_normal_"
             found = fake.error_of(step)
             if lacks_values(found):
