@@ -3,12 +3,16 @@
 // Exposes C++ functions to Python: PyTorch's casters convert the arguments, the GIL is released, and C++ errors become
 // the Python exceptions that PyTorch raises for them.
 
+#include <cstddef>
+
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
+
+#include "../libraries/support/sizes.h"
 
 namespace torchext::python {
 
@@ -37,6 +41,16 @@ class UntracedGuard {
  private:
   PyThreadState* thread_;
 };
+
+// Returns the values that `convert` returns for each of `values`.
+template <typename Values, typename Convert>
+pybind11::tuple asTuple(const Values& values, const Convert& convert) {
+  pybind11::tuple result{values.size()};
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    PyTuple_SET_ITEM(result.ptr(), toSigned(i), pybind11::object{convert(values[i])}.release().ptr());
+  }
+  return result;
+}
 
 // Checks the type. PyTorch's `THPVariable_Check()` and `THPStorage_Check()` read `__class__`, which may run Python code
 // that raises an error or returns another class.

@@ -25,16 +25,7 @@ py::object callProvided(Provided what, const Arguments&... arguments) {
   return py::reinterpret_borrow<py::object>(provided(what))(arguments...);
 }
 
-template <typename Values, typename Convert>
-py::tuple asTuple(const Values& values, const Convert& convert) {
-  py::tuple result{values.size()};
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    PyTuple_SET_ITEM(result.ptr(), toSigned(i), py::object{convert(values[i])}.release().ptr());
-  }
-  return result;
-}
-
-py::tuple asTuple(c10::IntArrayRef numbers) {
+py::tuple asNumbers(c10::IntArrayRef numbers) {
   return asTuple(numbers, [](std::int64_t number) { return py::int_{number}; });
 }
 
@@ -43,7 +34,7 @@ py::object describe(const at::Tensor& tensor) {
     return py::none();
   }
   const py::handle dtype{reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()))};
-  return callProvided(Provided::kKernelGeometry, asTuple(tensor.sizes()), asTuple(tensor.strides()), dtype,
+  return callProvided(Provided::kKernelGeometry, asNumbers(tensor.sizes()), asNumbers(tensor.strides()), dtype,
                       tensor.storage_offset());
 }
 

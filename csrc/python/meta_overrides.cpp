@@ -1,5 +1,6 @@
-#include <algorithm>
+#include <cstdint>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../core/fake/meta/meta_kernel.h"
@@ -15,7 +17,6 @@
 #include "../extensions/kernels/promoted_strides.h"
 #include "../libraries/support/stack_utils.h"
 #include "bind.h"
-#include "interpreter.h"
 #include "module.h"
 
 namespace py = pybind11;
@@ -24,12 +25,14 @@ namespace torchext::python {
 
 namespace {
 
-// The functions of torchext/fake/meta_overrides.py, by operator, and whether each replaces the Meta kernel, which may
-// be missing. Set before there are fakes, never changed, and leaked: threads may run operators until the process ends.
+// In the order of the decorators in torchext/fake/meta_overrides.py.
+enum class Kind : std::uint8_t { kReplaces, kWraps, kCompletes };
+
+// The functions of that module, by operator. Set before there are fakes, never changed, and leaked: threads may run
+// operators until the process ends.
 struct Overrides {
-  using Function = std::pair<py::object, bool>;
-  py::object call;  // the class of the argument of the functions
-  std::unordered_map<c10::OperatorName, Function> functions;
+  py::object call;  // the class of the first argument of the functions
+  std::unordered_map<c10::OperatorName, std::pair<py::object, Kind>> functions;
 };
 
 Overrides& overrides() {
@@ -37,31 +40,30 @@ Overrides& overrides() {
   return *all;
 }
 
-const Overrides::Function* find(const OperatorHandle& op) {
+// Returns the function of this kind for `op`, or null.
+const py::object* find(Kind kind, const OperatorHandle& op) {
   const auto found = overrides().functions.find(op.operator_name());
-  return found == overrides().functions.end() ? nullptr : &found->second;
+  return found == overrides().functions.end() || found->second.second != kind ? nullptr : &found->second.first;
 }
 
 bool replaces(const OperatorHandle& op) {
-  const auto* const found = find(op);
-  return found != nullptr && found->second;
+  return find(Kind::kReplaces, op) != nullptr;
 }
 
-py::dict asDict(const OperatorHandle& op, const Stack& stack) {
-  const auto& declared = op.schema().arguments();
-  py::dict arguments;
-  for (std::size_t i = 0; i < declared.size(); ++i) {
-    arguments[declared[i].name().c_str()] = torch::jit::toPyObject(torch::jit::peek(stack, i, declared.size()));
+py::dict asDict(const OperatorHandle& op, Arguments arguments) {
+  py::dict named;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    named[op.schema().arguments()[i].name().c_str()] = torch::jit::toPyObject(arguments[i]);
   }
-  return arguments;
+  return named;
 }
 
-py::tuple takeAll(Stack& stack) {
-  py::tuple values{stack.size()};
-  for (std::size_t i = 0; i < stack.size(); ++i) {
-    values[i] = torch::jit::toPyObject(std::move(stack[i]));
+Stack asStack(const OperatorHandle& op, const py::tuple& values) {
+  Stack results;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    results.push_back(torch::jit::toIValue(values[i], op.schema().returns()[i].type()));
   }
-  return values;
+  return results;
 }
 
 // Calls the Meta kernel for a function of Python, until `end()`: Python may keep it, in the frames of a traceback.
@@ -87,7 +89,7 @@ class Runner {
       error_ = std::current_exception();
       throw;
     }
-    return takeAll(stack);
+    return asTuple(stack, torch::jit::toPyObject);
   }
 
   // Raises the kernel's error in C++, which has lost its class on the way through Python.
@@ -114,37 +116,50 @@ py::tuple callOverride(const py::object& function, const OperatorHandle& op, con
   const auto end = c10::make_scope_exit([&runner] { runner->end(); });
   const py::cpp_function run{[runner](const py::dict& changed) { return runner->run(changed); }};
   try {
-    return function(overrides().call(deviceOfMetaCall().value(), asDict(op, stack), run));
+    return function(
+        overrides().call(deviceOfMetaCall().value(), asDict(op, topOf(stack, op.schema().arguments().size())), run));
   } catch (const py::error_already_set&) {
     runner->rethrow();
     throw;
   }
 }
 
-// On the meta device, real tensors are also described by Meta kernels.
+// Only Meta kernels describe real tensors on the meta device.
 void callMeta(const OperatorHandle& op, Stack& stack, CallOnStack call) {
-  const auto* const found = find(op);
-  if (found == nullptr || (!found->second && deviceOfMetaCall()->is_meta())) {
+  const py::object* function = find(Kind::kReplaces, op);
+  if (function == nullptr && !deviceOfMetaCall()->is_meta()) {
+    function = find(Kind::kWraps, op);
+  }
+  if (function == nullptr) {
     call(stack);
     return;
   }
   const py::gil_scoped_acquire gil;
   const UntracedGuard untraced;
-  const py::tuple results = callOverride(found->first, op, stack, call);
+  Stack results = asStack(op, callOverride(*function, op, stack, call));
   torch::jit::drop(stack, op.schema().arguments().size());
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    torch::jit::push(stack, torch::jit::toIValue(results[i], op.schema().returns()[i].type()));
-  }
+  std::move(results.begin(), results.end(), std::back_inserter(stack));
 }
 
-void setMetaOverrides(py::object call, const std::unordered_map<std::string, std::pair<py::object, bool>>& functions) {
+void complete(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
+  const py::object* const function = device.is_meta() ? nullptr : find(Kind::kCompletes, op);
+  if (function == nullptr) {
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  const UntracedGuard untraced;
+  const py::object call = overrides().call(device, asDict(op, arguments));
+  results = asStack(op, (*function)(call, *asTuple(results, torch::jit::toPyObject)));
+}
+
+void setMetaOverrides(py::object call, const std::unordered_map<std::string, std::pair<py::object, int>>& functions) {
   overrides().call = std::move(call);
   for (const auto& [name, function] : functions) {
-    const std::size_t dot = std::min(name.find('.'), name.size());
-    overrides().functions[{name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))}] = function;
+    overrides().functions[torch::jit::parseName(name)] = {function.first, static_cast<Kind>(function.second)};
   }
   hooks().kernels.replaces = &replaces;
   hooks().kernels.callMeta = &callMeta;
+  hooks().kernels.complete = &complete;
 }
 
 }  // namespace

@@ -72,6 +72,10 @@ def of(dtype: torch.dtype, *size: int) -> torch.Tensor:
         (lambda: of(torch.int64, 2, 3) @ of(torch.int64, 3, 2), "\"addmm_cuda\" not implemented for 'Long'"),
         (lambda: torch.softmax(of(torch.int64, 3), 0), "\"host_softmax\" not implemented for 'Long'"),
         (lambda: of(torch.int64, 3).uniform_(), "\"check_uniform_bounds\" not implemented for 'Long'"),
+        (  # has an empty result on CUDA for all dtypes
+            lambda: torch.nn.functional.logsigmoid(of(torch.complex64, 3)),
+            "\"log_sigmoid_forward_cuda\" not implemented for 'ComplexFloat'",
+        ),
         (lambda: of(torch.uint16, 3) + of(torch.uint16, 3), "\"ufunc_add_CUDA\" not implemented for 'UInt16'"),
     ],
 )

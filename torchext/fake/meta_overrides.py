@@ -1,9 +1,8 @@
 """Functions that compute metadata instead of PyTorch's Meta kernels, or correct what these return.
 
 The results of some kernels differ from those of their Meta kernels, and some operators have no Meta kernel. Each
-function here handles a few operators. It gets the call with its tensors on the meta device, may run the Meta kernel,
-and returns the results, also on the meta device. A result on another device keeps that device. A result may be a view
-of a larger tensor: then the storage of the fake is as large.
+function here handles a few operators. It gets the call, and returns results on the meta device. A result on another
+device keeps that device. A result may be a view of a larger tensor: then the storage of the fake is as large.
 
 Metadata of results are remembered, so a function rarely runs twice for equal arguments.
 """
@@ -11,7 +10,7 @@ Metadata of results are remembered, so a function rarely runs twice for equal ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,17 +24,15 @@ from ..tools.torch_release import DIFFERENCES
 __all__ = ["MetaCall", "install"]
 
 Results = tuple[Any, ...]
-Override = Callable[["MetaCall"], Results]
+Override = Callable[..., Results]
 
-_FUNCTIONS: dict[str, tuple[Override, bool]] = {}  # by operator; and whether the function replaces the Meta kernel
+_FUNCTIONS: dict[str, tuple[Override, int]] = {}  # by operator, with the numbers of their decorators below
 
 
 class MetaCall:
-    """A call of an operator with its tensors on the meta device."""
+    """A call of an operator with its tensors on the meta device, or with the fakes if it has results."""
 
-    def __init__(
-        self, device: torch.device, arguments: dict[str, Any], run: Callable[[Mapping[str, object]], Results]
-    ) -> None:
+    def __init__(self, device: torch.device, arguments: dict[str, Any], run: Override | None = None) -> None:
         self.device = device
         """The device of the fakes."""
         self.arguments = arguments
@@ -52,6 +49,7 @@ class MetaCall:
 
     def run(self, **changed: object) -> Results:
         """Call PyTorch's Meta kernel, with `changed` instead of these arguments. Return all results in a tuple."""
+        assert self._run is not None, "only functions that wrap a Meta kernel run it"
         return self._run(changed)
 
 
@@ -60,16 +58,17 @@ def install() -> None:
     _C.set_meta_overrides(MetaCall, _FUNCTIONS)
 
 
-def _register(replaces: bool, operators: str) -> Callable[[Override], Override]:
+def _register(kind: int, operators: str) -> Callable[[Override], Override]:
     def register(function: Override) -> Override:
-        _FUNCTIONS.update(dict.fromkeys((f"aten::{name}" for name in operators.split()), (function, replaces)))
+        _FUNCTIONS.update(dict.fromkeys((f"aten::{name}" for name in operators.split()), (function, kind)))
         return function
 
     return register
 
 
-_replaces = partial(_register, True)  # for operators without a usable Meta kernel
-_corrects = partial(_register, False)  # for the others
+_replaces = partial(_register, 0)  # the function computes the results: there is no usable Meta kernel
+_wraps = partial(_register, 1)  # the function runs the Meta kernel, with other arguments, or changes what this returns
+_completes = partial(_register, 2)  # the function gets the results after all checks, and other corrections
 
 
 def _empty(sizes: Any, like: Tensor, **options: Any) -> Tensor:
@@ -212,27 +211,24 @@ def _validate_compressed_sparse_indices(call: MetaCall) -> Results:
 # ---- Storages that are larger than the result ----
 
 
-@_corrects("mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy")
-def _loss(call: MetaCall) -> Results:
+@_completes("mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy")
+def _loss(call: MetaCall, result: Tensor) -> Results:
     """Losses compute an element for each input, and shrink their result after the reduction (Loss.cpp, Loss.cu)."""
-    (result,) = call.run()
     x, target = call["self"].shape, call["target"].shape
     if call["reduction"] != 0:
         result = _on_larger_storage(result, math.prod(x if x == target else torch.broadcast_shapes(x, target)))
     return (result,)
 
 
-@_corrects("im2col col2im")
-def _folded(call: MetaCall) -> Results:
+@_completes("im2col col2im")
+def _folded(call: MetaCall, result: Tensor) -> Results:
     """The result was like the argument before it was resized (`col2im_cpu()`, `im2col_cuda()`)."""
-    (result,) = call.run()
     return (_on_larger_storage(result, call["self"].numel()),)
 
 
-@_corrects("kaiser_window kaiser_window.periodic kaiser_window.beta")
-def _kaiser_window(call: MetaCall) -> Results:
+@_completes("kaiser_window kaiser_window.periodic kaiser_window.beta")
+def _kaiser_window(call: MetaCall, result: Tensor) -> Results:
     """A periodic window is the start of a window with one more element (TensorFactories.cpp)."""
-    (result,) = call.run()
     is_longer = call.arguments.get("periodic", True) and result.numel() > 1
     return (_on_larger_storage(result, result.numel() + 1) if is_longer else result,)
 
@@ -240,31 +236,28 @@ def _kaiser_window(call: MetaCall) -> Results:
 # ---- Results that depend on the device or on an argument ----
 
 
-@_corrects("log_sigmoid_forward")
-def _log_sigmoid(call: MetaCall) -> Results:
+@_completes("log_sigmoid_forward")
+def _log_sigmoid(call: MetaCall, output: Tensor, buffer: Tensor) -> Results:
     """`log_sigmoid_forward_cuda()` saves nothing for the backward pass."""
-    output, buffer = call.run()
     return output, _empty(0, call["self"]) if call.device.type == "cuda" else buffer
 
 
-@_corrects("_native_multi_head_attention")
-def _multi_head_attention(call: MetaCall) -> Results:
+@_completes("_native_multi_head_attention")
+def _multi_head_attention(call: MetaCall, output: Tensor, weights: Tensor) -> Results:
     """Weights are undefined unless they are requested (`native_multi_head_attention_cpu()`, attention.cpp)."""
-    output, weights = call.run()
     return output, weights if call["need_weights"] else None
 
 
-@_corrects("_scaled_dot_product_efficient_attention _efficient_attention_forward")
-def _efficient_attention(call: MetaCall) -> Results:
+@_completes("_scaled_dot_product_efficient_attention _efficient_attention_forward")
+def _efficient_attention(call: MetaCall, output: Tensor, log_sum: Tensor, *states: Any) -> Results:
     """The state of the generator is on the CPU, unless a CUDA graph is captured (attention.cu)."""
-    output, log_sum, *states = call.run()
-    is_on_cpu = call["dropout_p"] != 0 or DIFFERENCES["attention_state_on_cpu"].applies
-    if call.device.type == "cuda" and is_on_cpu:
-        states[:2] = [torch.empty(state.shape, dtype=state.dtype, device="cpu") for state in states[:2]]
-    return (output, log_sum, *states)
+    if call.device.type != "cuda" or not (call["dropout_p"] or DIFFERENCES["attention_state_on_cpu"].applies):
+        return (output, log_sum, *states)
+    on_cpu = [torch.empty(state.shape, dtype=state.dtype, device="cpu") for state in states[:2]]
+    return (output, log_sum, *on_cpu, *states[2:])
 
 
-@_corrects(
+@_wraps(
     "linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor logspace.Tensor_Tensor "
     "logspace.Tensor_Scalar logspace.Scalar_Tensor"
 )
@@ -279,7 +272,7 @@ def _range_between_tensors(call: MetaCall) -> Results:
     return call.run()
 
 
-@_corrects("where.self where.self_out")
+@_wraps("where.self where.self_out")
 def _where(call: MetaCall) -> Results:
     """The Meta kernel refuses masks of bytes."""
     condition = call["condition"]
@@ -288,7 +281,7 @@ def _where(call: MetaCall) -> Results:
     return call.run(condition=torch.empty_strided(condition.shape, condition.stride(), dtype=torch.bool, device="meta"))
 
 
-@_corrects("nll_loss_forward nll_loss_forward.output")
+@_wraps("nll_loss_forward nll_loss_forward.output")
 def _nll_loss(call: MetaCall) -> Results:
     """The Meta kernel refuses a target of shape (1,) for an input without a batch."""
     is_single = call["self"].dim() == 1 and call["target"].shape == (1,)
@@ -298,21 +291,21 @@ def _nll_loss(call: MetaCall) -> Results:
 # ---- Memory formats and strides ----
 
 
-@_corrects("normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor poisson")
+@_wraps("normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor poisson")
 def _contiguous(call: MetaCall) -> Results:
     """The kernels return a contiguous result (DistributionTemplates.h, Distributions.cpp)."""
     (result,) = call.run()
     return (_empty_like(result),)
 
 
-@_corrects("floor_divide native_dropout_backward")
+@_wraps("floor_divide native_dropout_backward")
 def _laid_out_by_iterator(call: MetaCall) -> Results:
     """A TensorIterator over the first two arguments determines strides, whose order PyTorch's references lose."""
     (result,) = call.run()
     return (_C.result_of_iterator(call.tensors()[:2], result.dtype) if call.tensors() else result,)
 
 
-@_corrects(
+@_wraps(
     "arange.out arange.start_out range.out range.out_ fft_fftfreq.out fft_rfftfreq.out "
     "linspace.out linspace.Tensor_Tensor_out linspace.Tensor_Scalar_out linspace.Scalar_Tensor_out "
     "logspace.out logspace.Tensor_Tensor_out logspace.Tensor_Scalar_out logspace.Scalar_Tensor_out"
@@ -327,37 +320,30 @@ def _range_into(call: MetaCall) -> Results:
     return (out,)
 
 
-@_corrects("max_unpool2d channel_shuffle")
-def _in_format_of_argument(call: MetaCall) -> Results:
+@_completes("max_unpool2d channel_shuffle")
+def _in_format_of_argument(call: MetaCall, result: Tensor) -> Results:
     """The CPU kernels keep the format (`max_unpooling2d_forward_out_cpu`, `channel_shuffle()`)."""
-    (result,) = call.run()
     return (_in_format_of(call["self"], result) if call.device.type == "cpu" else result,)
 
 
-@_corrects("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update")
-def _batch_norm(call: MetaCall) -> Results:
-    return _batch_normed(call, saves_statistics=call.arguments.get("training", True))
-
-
-@_corrects("_native_batch_norm_legit_no_training _batch_norm_no_update")
-def _batch_norm_in_evaluation(call: MetaCall) -> Results:
-    return _batch_normed(call, saves_statistics=False)
-
-
-def _batch_normed(call: MetaCall, *, saves_statistics: bool) -> Results:
+@_completes("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update")
+def _batch_norm(call: MetaCall, output: Tensor, *results: Tensor, saves_statistics: bool = True) -> Results:
     """The CPU kernel keeps the memory format, and saves no statistics in evaluation (`batch_norm_cpu`)."""
-    output, *statistics = call.run()
     if call.device.type != "cpu":
-        return (output, *statistics)
-    statistics[:2] = _with_dtype_of_cpu(call, *statistics[:2])
-    if not saves_statistics:
-        statistics[:2] = [_empty(0, statistic) for statistic in statistics[:2]]
-    return (_in_format_of(call["input"], output), *statistics)
+        return (output, *results)
+    statistics = _with_dtype_of_cpu(call, *results[:2])
+    if not saves_statistics or not call.arguments.get("training", True):
+        statistics = [_empty(0, statistic) for statistic in statistics]
+    return (_in_format_of(call["input"], output), *statistics, *results[2:])
 
 
-@_corrects("native_layer_norm native_group_norm")
-def _other_norm(call: MetaCall) -> Results:
-    output, *statistics = call.run()
+@_completes("_native_batch_norm_legit_no_training _batch_norm_no_update")
+def _batch_norm_in_evaluation(call: MetaCall, *results: Tensor) -> Results:
+    return _batch_norm(call, *results, saves_statistics=False)
+
+
+@_completes("native_layer_norm native_group_norm")
+def _other_norm(call: MetaCall, output: Tensor, *statistics: Tensor) -> Results:
     return (output, *(_with_dtype_of_cpu(call, *statistics) if call.device.type == "cpu" else statistics))
 
 
@@ -370,23 +356,21 @@ def _with_dtype_of_cpu(call: MetaCall, *statistics: Tensor) -> list[Tensor]:
     return [_empty(statistic.shape, statistic, dtype=dtype) for statistic in statistics]
 
 
-@_corrects("native_batch_norm_backward batch_norm_backward")
-def _batch_norm_backward(call: MetaCall) -> Results:
+@_completes("native_batch_norm_backward batch_norm_backward")
+def _batch_norm_backward(call: MetaCall, gradient: Tensor | None, *rest: Tensor | None) -> Results:
     """The CPU kernel returns a gradient in the memory format of the input (`batch_norm_backward_cpu`)."""
-    gradient, *rest = call.run()
     if gradient is None or call.device.type != "cpu":
         return (gradient, *rest)
     return (_in_format_of(call["input"], gradient), *rest)
 
 
-@_corrects("_fft_r2c _fft_c2c")
-def _fourier(call: MetaCall) -> Results:
+@_completes("_fft_r2c _fft_c2c")
+def _fourier(call: MetaCall, result: Tensor) -> Results:
     """With MKL, batch dimensions follow the order of the input's strides (`_exec_fft()`, SpectralOps.cpp).
 
     For equal strides (the gradient of a sum), the order depends on `std::partition()`, which the Meta kernel does not
     imitate.
     """
-    (result,) = call.run()
     x: Tensor = call["self"]
     if call.device.type != "cpu" or not torch.backends.mkl.is_available() or len(set(x.stride())) == x.dim():
         return (result,)

@@ -118,7 +118,7 @@ class FakeCall {
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results, bool makes_values) const;
   bool makesValues(c10::ArrayRef<IValue> results) const;
-  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new = takeUncounted()) const;
+  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const;
   void pinResults(c10::ArrayRef<IValue> results) const;
 
   c10::ArrayRef<IValue> arguments() const {
@@ -400,11 +400,10 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   const ArgumentsBefore before{key.tensors()};
   HeldWarnings warnings;
   Stack results = runOnMetaOrCacheRefusal(plan, key);
-  const bool has_new = takeUncounted();  // before the next lines, which may make other storages
   pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
-  countMemory(scratch.get(), results, takeUncounted() || has_new);
+  countMemory(scratch.get(), results);
   // A call that warns is not cached, because it must warn again.
   const CallKey key_after{op_, stack_};
   const bool can_be_repeated = key.isComplete() && warnings.isEmpty() && !before.areMovedOrWarnedOf(op_, key.tensors());
@@ -427,8 +426,8 @@ void FakeCall::pinResults(c10::ArrayRef<IValue> results) const {
 }
 
 // NOTE [Counting memory by storage]
-void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results, bool has_new) const {
-  countCall(op_, arguments(), scratch, results, has_new);
+void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const {
+  countCall(op_, arguments(), scratch, results, takeUncounted());
 }
 
 // Recorded calls make no values.

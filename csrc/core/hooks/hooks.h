@@ -364,6 +364,10 @@ struct DeviceKernels {
   Hook<void(const c10::OperatorHandle& op, Arguments arguments, c10::Device device, torch::jit::Stack& results)>
       correct;
 
+  // Completes the results, which are still on the meta device, last: their checks and corrections are done.
+  Hook<void(const c10::OperatorHandle& op, Arguments arguments, c10::Device device, torch::jit::Stack& results)>
+      complete;
+
   // Returns true if kernels on CUDA compare the devices of all arguments, numbers included.
   Hook<bool(const c10::OperatorHandle& op)> compareDevices;
 };

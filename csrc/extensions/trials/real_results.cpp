@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/irange.h>
@@ -57,15 +56,7 @@ Tensor corrected(const Tensor& meta, const Tensor& real, bool has_sizes) {
   const c10::DimVector strides = has_sizes ? c10::DimVector(real.strides()) : stridesLike(real, meta);
   const bool is_right =
       meta.scalar_type() == real.scalar_type() && meta.sizes() == sizes && meta.strides() == c10::IntArrayRef(strides);
-  if (is_right) {
-    return meta;
-  }
-  const auto options = meta.options().dtype(real.scalar_type());
-  const auto elements = toSigned(meta.storage().nbytes() / meta.itemsize());
-  const bool is_loss =
-      meta.dim() == 0 && elements > 1;  // on the storage of all losses: torchext/fake/meta_overrides.py
-  return is_loss ? at::empty({elements}, options).as_strided(sizes, strides)
-                 : at::empty_strided(sizes, strides, options);
+  return is_right ? meta : at::empty_strided(sizes, strides, meta.options().dtype(real.scalar_type()));
 }
 
 std::vector<Tensor> tensorsIn(const IValue& value) {

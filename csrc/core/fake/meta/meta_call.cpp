@@ -257,6 +257,7 @@ Stack MetaCall::effects() {
 // The rules of `DeviceKernels::correct()` override the results of a smaller trial, and the results of a trial at the
 // call's own size override those rules.
 void MetaCall::correctMetaResults(const RealResults& real) {
+  const NoTorchFunction no_torch_function;
   const HiddenCalls guard;
   const KernelTrials& trials = hooks().trials;
   const DeviceKernels& kernels = hooks().kernels;
@@ -269,6 +270,7 @@ void MetaCall::correctMetaResults(const RealResults& real) {
   if (plan_.device.is_cpu() && real.has_sizes) {
     trials.correct(real, op_, stack_);
   }
+  kernels.complete(op_, arguments(), plan_.device, stack_);
   correctForZeroTensors(op_, arguments(), stack_);
 }
 
