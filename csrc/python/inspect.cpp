@@ -18,7 +18,6 @@
 #include "../core/fake/storage/fake_factories.h"
 #include "../core/torch_internals/dispatcher_internals.h"
 #include "../extensions/amp/amp_handler.h"
-#include "../extensions/inspect/tensor_state.h"
 #include "../libraries/support/operator_table.h"
 #include "../libraries/support/sizes.h"
 #include "../libraries/support/stack_utils.h"
@@ -202,16 +201,16 @@ void bindPredictedCall(pybind11::module_& module) {
       .def("predict_amp", torch::wrap_pybind_function(predictAmpOf));
 }
 
-// Returns a tuple in the order of the fields of torchext.inspect.TensorState.
-pybind11::tuple tensorState(const at::Tensor& tensor) {
-  const TensorState state = stateOf(tensor);
-  pybind11::list keys;
-  for (const c10::DispatchKey key : state.keys) {
-    keys.append(c10::toString(key));
-  }
-  return pybind11::make_tuple(pybind11::tuple(keys), state.version, state.has_autograd_metadata, state.storage,
-                              state.is_fake, state.is_deferred, state.is_inference, state.requires_grad, state.is_leaf,
-                              state.is_view, state.creation_metadata);
+// Returns fields of torchext.inspect.TensorState. Attributes of Python may be those of a subclass, and `is_leaf` there
+// makes the `grad_fn` of a view whose base was written to.
+pybind11::dict autogradState(const at::Tensor& tensor) {
+  using pybind11::literals::operator""_a;
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const c10::VariableVersion& version = impl.version_counter();
+  return pybind11::dict("version"_a = version.enabled() ? std::optional{version.current_version()} : std::nullopt,
+                        "has_autograd_metadata"_a = impl.autograd_meta() != nullptr,
+                        "inference"_a = tensor.is_inference(), "requires_grad"_a = tensor.requires_grad(),
+                        "is_leaf"_a = tensor.is_leaf(), "is_view"_a = tensor.is_view());
 }
 
 }  // namespace
@@ -220,7 +219,7 @@ void bindInspect(pybind11::module_& module) {
   bind(module, "has_operator", hasOperator);
   bind(module, "operator_tables", describeOperatorTables);
   bindPredictedCall(module);
-  module.def("tensor_state", torch::wrap_pybind_function(tensorState));
+  module.def("autograd_state", torch::wrap_pybind_function(autogradState));
 }
 
 }  // namespace torchext::python

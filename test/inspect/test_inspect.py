@@ -617,8 +617,13 @@ def test_state_of_a_subclass_does_not_call_it() -> None:
         def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
             raise AssertionError
 
+        @property
+        def requires_grad(self) -> Any:
+            raise AssertionError
+
     tensor = torch.Tensor._make_wrapper_subclass(Refusing, (2,), dispatch_sizes_strides_policy="sizes")
     assert "Python" in tensor_state(tensor).keys
+    assert not tensor_state(tensor).requires_grad
     assert route(aten.neg, tensor)[-1].turn == "calls Python"
 
 

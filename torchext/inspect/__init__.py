@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any
@@ -226,7 +226,30 @@ def tensor_state(tensor: torch.Tensor) -> TensorState:
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor_state() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
-    return TensorState(*_C.tensor_state(tensor))
+    state = _C.autograd_state(tensor)
+    return TensorState(
+        keys=tuple(_keys_of(tensor)),
+        storage=_storage_of(tensor),
+        fake=_C.is_fake(tensor),
+        deferred=_C.is_deferred(tensor),
+        creation_metadata=torch._C._autograd._get_creation_meta(tensor).name if state["is_view"] else None,
+        **state,
+    )
+
+
+def _keys_of(tensor: torch.Tensor) -> Iterator[str]:
+    keys = torch._C._dispatch_keys(tensor)
+    while (key := keys.highestPriorityTypeId()) != torch._C.DispatchKey.Undefined:
+        yield torch._C._dispatch_key_name(key)
+        keys = keys.remove(key)
+
+
+def _storage_of(tensor: torch.Tensor) -> int | None:
+    try:
+        number: int = torch._C._storage_id(tensor)  # type: ignore[attr-defined]  # missing in the stub
+        return number
+    except NotImplementedError:  # of a sparse tensor, or of a wrapper such as those of torch.func
+        return None
 
 
 @dataclass(frozen=True)

@@ -12,25 +12,8 @@
 namespace torchext {
 
 using at::Tensor;
-using torch::autograd::CreationMeta;
 
 namespace {
-
-const char* nameOf(CreationMeta creation) {
-  switch (creation) {
-    case CreationMeta::DEFAULT:
-      return "DEFAULT";
-    case CreationMeta::IN_CUSTOM_FUNCTION:
-      return "IN_CUSTOM_FUNCTION";
-    case CreationMeta::MULTI_OUTPUT_NODE:
-      return "MULTI_OUTPUT_NODE";
-    case CreationMeta::NO_GRAD_MODE:
-      return "NO_GRAD_MODE";
-    case CreationMeta::INFERENCE_MODE:
-      return "INFERENCE_MODE";
-  }
-  return "unknown";
-}
 
 // See OpenTensorImpl.
 class OpenEngine : public torch::autograd::Engine {
@@ -45,12 +28,6 @@ class OpenEngine : public torch::autograd::Engine {
 std::unique_ptr<c10::AutogradMetaInterface> autogradMetaOfAlias(c10::TensorImpl* alias, const Tensor& tensor) {
   return std::make_unique<torch::autograd::AutogradMeta>(alias, /*requires_grad=*/false,
                                                          torch::autograd::impl::gradient_edge(tensor));
-}
-
-std::optional<std::string> creationMetadataOf(const Tensor& tensor) {
-  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
-  return view != nullptr && view->has_bw_view() ? std::optional<std::string>{nameOf(view->get_creation_meta())}
-                                                : std::nullopt;
 }
 
 bool isRunningBackward() {

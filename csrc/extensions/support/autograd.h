@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +12,6 @@ namespace torchext {
 
 // Returns metadata that make `alias` an output of the same node as `tensor`, or the same leaf.
 std::unique_ptr<c10::AutogradMetaInterface> autogradMetaOfAlias(c10::TensorImpl* alias, const at::Tensor& tensor);
-
-// Returns the name of the `CreationMeta` of the view `tensor`, or nullopt if autograd does not treat it as a view.
-std::optional<std::string> creationMetadataOf(const at::Tensor& tensor);
 
 // Return whether this thread runs a part of a backward pass, and whether it runs a PyTorch node there. The backward of
 // a user-defined function is not a PyTorch node.
