@@ -20,7 +20,6 @@ __all__ = [
     "metadata",
     "outcome",
     "reversed_strides",
-    "strides_of_long_dimensions",
     "strides_that_matter",
     "with_gaps",
 ]
@@ -28,14 +27,10 @@ __all__ = [
 Value = TypeVar("Value")
 
 
-def strides_of_long_dimensions(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of the dimensions longer than 1."""
-    return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-
-
 def strides_that_matter(tensor: Tensor) -> tuple[int, ...]:
     """Return the strides that determine where elements are: those of long dimensions, unless there are no elements."""
-    return strides_of_long_dimensions(tensor) if tensor.numel() else ()
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    return tuple(stride for stride, size in strides if size > 1) if tensor.numel() else ()
 
 
 _OF_ANY_LAYOUT: dict[str, Callable[[Tensor], object]] = {

@@ -1,4 +1,4 @@
-#include <cstdint>
+#include <cstddef>
 #include <exception>
 #include <iterator>
 #include <memory>
@@ -15,6 +15,7 @@
 #include "../core/fake/meta/meta_kernel.h"
 #include "../core/hooks/hooks.h"
 #include "../extensions/kernels/promoted_strides.h"
+#include "../libraries/support/plain_tensors.h"
 #include "../libraries/support/stack_utils.h"
 #include "bind.h"
 #include "module.h"
@@ -25,14 +26,16 @@ namespace torchext::python {
 
 namespace {
 
-// In the order of the decorators in torchext/fake/meta_overrides.py.
-enum class Kind : std::uint8_t { kReplaces, kWraps, kCompletes };
+using FunctionsByName = std::unordered_map<std::string, py::object>;
+using Functions = std::unordered_map<c10::OperatorName, py::object>;
 
-// The functions of that module, by operator. Set before there are fakes, never changed, and leaked: threads may run
-// operators until the process ends.
+// The functions of torchext/fake/meta_overrides.py, by operator. Set before there are fakes, never changed, and leaked:
+// threads may run operators until the process ends.
 struct Overrides {
   py::object call;  // the class of the first argument of the functions
-  std::unordered_map<c10::OperatorName, std::pair<py::object, Kind>> functions;
+  Functions replacing;
+  Functions wrapping;
+  Functions completing;
 };
 
 Overrides& overrides() {
@@ -40,14 +43,14 @@ Overrides& overrides() {
   return *all;
 }
 
-// Returns the function of this kind for `op`, or null.
-const py::object* find(Kind kind, const OperatorHandle& op) {
-  const auto found = overrides().functions.find(op.operator_name());
-  return found == overrides().functions.end() || found->second.second != kind ? nullptr : &found->second.first;
+// Returns the function for `op`, or null.
+const py::object* find(const Functions& functions, const OperatorHandle& op) {
+  const auto found = functions.find(op.operator_name());
+  return found == functions.end() ? nullptr : &found->second;
 }
 
 bool replaces(const OperatorHandle& op) {
-  return find(Kind::kReplaces, op) != nullptr;
+  return find(overrides().replacing, op) != nullptr;
 }
 
 py::dict asDict(const OperatorHandle& op, Arguments arguments) {
@@ -126,9 +129,9 @@ py::tuple callOverride(const py::object& function, const OperatorHandle& op, con
 
 // Only Meta kernels describe real tensors on the meta device.
 void callMeta(const OperatorHandle& op, Stack& stack, CallOnStack call) {
-  const py::object* function = find(Kind::kReplaces, op);
+  const py::object* function = find(overrides().replacing, op);
   if (function == nullptr && !deviceOfMetaCall()->is_meta()) {
-    function = find(Kind::kWraps, op);
+    function = find(overrides().wrapping, op);
   }
   if (function == nullptr) {
     call(stack);
@@ -142,7 +145,7 @@ void callMeta(const OperatorHandle& op, Stack& stack, CallOnStack call) {
 }
 
 void complete(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
-  const py::object* const function = device.is_meta() ? nullptr : find(Kind::kCompletes, op);
+  const py::object* const function = device.is_meta() ? nullptr : find(overrides().completing, op);
   if (function == nullptr) {
     return;
   }
@@ -152,11 +155,19 @@ void complete(const OperatorHandle& op, Arguments arguments, c10::Device device,
   results = asStack(op, (*function)(call, *asTuple(results, torch::jit::toPyObject)));
 }
 
-void setMetaOverrides(py::object call, const std::unordered_map<std::string, std::pair<py::object, int>>& functions) {
-  overrides().call = std::move(call);
+Functions byOperator(const FunctionsByName& functions) {
+  Functions parsed;
   for (const auto& [name, function] : functions) {
-    overrides().functions[torch::jit::parseName(name)] = {function.first, static_cast<Kind>(function.second)};
+    parsed.emplace(torch::jit::parseName(name), function);
   }
+  return parsed;
+}
+
+void setMetaOverrides(py::object call,
+                      const FunctionsByName& replacing,
+                      const FunctionsByName& wrapping,
+                      const FunctionsByName& completing) {
+  overrides() = {std::move(call), byOperator(replacing), byOperator(wrapping), byOperator(completing)};
   hooks().kernels.replaces = &replaces;
   hooks().kernels.callMeta = &callMeta;
   hooks().kernels.complete = &complete;
@@ -168,6 +179,7 @@ void bindMetaOverrides(py::module_& module) {
   module.def("set_meta_overrides", &setMetaOverrides);
   bind(module, "result_of_iterator",
        [](const std::vector<at::Tensor>& tensors, at::ScalarType dtype) { return resultOfIterator(tensors, dtype); });
+  bind(module, "read_only_zeros_like", &readOnlyZerosLike);
 }
 
 }  // namespace torchext::python

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from common import kept_threads
-from comparisons import channels_last, reversed_strides, strides_of_long_dimensions, with_gaps
+from comparisons import channels_last, reversed_strides, with_gaps
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -41,6 +41,7 @@ class Case(NamedTuple):
     batch: int
     dtype: torch.dtype = torch.float32
     dilation: int = 1
+    padding: int = 0
 
 
 CASES = (
@@ -54,6 +55,7 @@ CASES = (
     Case(3, groups=1, size=2, batch=1, dtype=torch.float64, dilation=2),
     Case(4, groups=2, size=2, batch=2, dtype=torch.bfloat16),
     Case(4, groups=2, size=2, batch=0),
+    Case(4, groups=1, size=1, batch=1, dtype=torch.float64, padding=2),  # transposed results are smaller than the input
 )
 
 
@@ -69,18 +71,16 @@ WEIGHTS_OF_ONE_PIXEL = (
 )
 
 
-def strides_of(name: str, case: Case, layouts: tuple[Layout, Layout], device: str = "cpu") -> list[tuple[int, ...]]:
-    """Return the strides of the result and of the gradients of input and weight, without dimensions of length 1.
-
-    Strides of dimensions of length 1 are exact only for the results of a trial, and there are no trials of gradients.
-    """
+def memory_of(name: str, case: Case, layouts: tuple[Layout, Layout]) -> list[tuple[tuple[int, ...], int]]:
+    """Return the strides and the bytes of the result and of the gradients of input and weight."""
     dims = int(name[-2])
     shape = (case.channels, case.channels // case.groups, *[case.size] * dims)
-    x = layouts[0](torch.rand(case.batch, case.channels, *[7] * dims, dtype=case.dtype, device=device))
-    weight = layouts[1](torch.rand(shape, dtype=case.dtype, device=device))
+    x = layouts[0](torch.rand(case.batch, case.channels, *[7] * dims, dtype=case.dtype))
+    weight = layouts[1](torch.rand(shape, dtype=case.dtype))
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
-    y = CONVOLUTIONS[name](x, weight, groups=case.groups, dilation=case.dilation)
-    return [*map(strides_of_long_dimensions, (y, *torch.autograd.grad(y.sum(), (x, weight))))]
+    y = CONVOLUTIONS[name](x, weight, groups=case.groups, dilation=case.dilation, padding=case.padding)
+    tensors = (y, *torch.autograd.grad(y.sum(), (x, weight)))
+    return [(tensor.stride(), tensor.untyped_storage().nbytes()) for tensor in tensors]
 
 
 @pytest.mark.cases(5)
@@ -107,9 +107,24 @@ def test_gradients_of_weights_of_one_pixel_have_all_strides(case: Case, is_trans
 def test_results_are_laid_out_as_the_library_of_the_cpu_does(name: str, layouts: tuple[str, str]) -> None:
     of_both = (LAYOUTS[layouts[0]], LAYOUTS[layouts[1]])
     for case in CASES:
-        wanted = strides_of(name, case, of_both)
+        wanted = memory_of(name, case, of_both)
         with fake_mode():
-            assert strides_of(name, case, of_both) == wanted, case
+            assert memory_of(name, case, of_both) == wanted, case
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_result_is_on_the_memory_that_its_kernel_allocates(groups: int) -> None:
+    """Without groups, the result was like the input before it was resized. It is too large for a trial."""
+
+    def run() -> Tensor:
+        x, weight = (torch.rand(shape, dtype=torch.float64) for shape in ((2, 6, 20, 20, 20), (6, 2, 1, 1, 1)))
+        return functional.conv_transpose3d(x, weight, padding=4, groups=groups)
+
+    wanted = run()
+    with fake_mode():
+        found = run()
+    assert (found.shape, found.stride()) == (wanted.shape, wanted.stride())
+    assert found.untyped_storage().nbytes() == wanted.untyped_storage().nbytes()
 
 
 def volumes(batch: int, dtype: torch.dtype) -> Tensor:

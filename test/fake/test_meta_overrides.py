@@ -51,6 +51,7 @@ def test_wrong_dimensions_are_refused_as_by_kernels(operator: str, arguments: li
         lambda: torch.linspace(0, 1, 4, out=torch.empty(2, 2)),
         lambda: torch.poisson(torch.ones(2, 3).t()),
         lambda: torch.ones(2, 3).t() // 2,
+        lambda: nn.functional.conv2d(torch.ones(1, 2, 4, 4), torch.ones(2, 2, 3, 3), torch.ones(3)),  # a wrong bias
     ],
 )
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")

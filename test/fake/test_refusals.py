@@ -47,6 +47,21 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "BatchNorm of other channels": lambda: nn.BatchNorm1d(4)(torch.ones(4, 5)),
     "bfloat16 convolution": lambda: nn.functional.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3, dtype=BF16)),
     "transposed convolution": lambda: nn.functional.conv_transpose2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)),
+    "convolution of a vector": lambda: torch.convolution(
+        torch.ones(2), torch.ones(2), None, [1], [0], [1], False, [0], groups=1
+    ),
+    "convolution with a wrong bias into an out": lambda: torch.ops.aten.convolution.out(
+        torch.ones(2, 3, 200, 200),
+        torch.ones(4, 3, 3, 3),
+        torch.ones(5),
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        out=torch.ones(0),
+    ),
     "large transposed convolution": lambda: nn.functional.conv_transpose2d(
         torch.ones(1, 64, 128, 128), torch.ones(80, 64, 3, 3)
     ),

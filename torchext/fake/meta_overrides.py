@@ -25,8 +25,12 @@ __all__ = ["MetaCall", "install"]
 
 Results = tuple[Any, ...]
 Override = Callable[..., Results]
+Layouts = list[Callable[[Tensor], Tensor]]
 
-_FUNCTIONS: dict[str, tuple[Override, int]] = {}  # by operator, with the numbers of their decorators below
+# Functions by operator. An operator may have a wrapping and a completing one.
+_REPLACING: dict[str, Override] = {}
+_WRAPPING: dict[str, Override] = {}
+_COMPLETING: dict[str, Override] = {}
 
 
 class MetaCall:
@@ -55,20 +59,20 @@ class MetaCall:
 
 def install() -> None:
     """Make calls on fakes use the functions of this module."""
-    _C.set_meta_overrides(MetaCall, _FUNCTIONS)
+    _C.set_meta_overrides(MetaCall, _REPLACING, _WRAPPING, _COMPLETING)
 
 
-def _register(kind: int, operators: str) -> Callable[[Override], Override]:
+def _register(functions: dict[str, Override], operators: str) -> Callable[[Override], Override]:
     def register(function: Override) -> Override:
-        _FUNCTIONS.update(dict.fromkeys((f"aten::{name}" for name in operators.split()), (function, kind)))
+        functions.update(dict.fromkeys((f"aten::{name}" for name in operators.split()), function))
         return function
 
     return register
 
 
-_replaces = partial(_register, 0)  # the function computes the results: there is no usable Meta kernel
-_wraps = partial(_register, 1)  # the function runs the Meta kernel, with other arguments, or changes what this returns
-_completes = partial(_register, 2)  # the function gets the results after all checks, and other corrections
+_replaces = partial(_register, _REPLACING)  # the function computes the results: there is no usable Meta kernel
+_wraps = partial(_register, _WRAPPING)  # the function runs the Meta kernel, with other arguments or for other results
+_completes = partial(_register, _COMPLETING)  # the function gets the results after all checks and other corrections
 
 
 def _empty(sizes: Any, like: Tensor, **options: Any) -> Tensor:
@@ -85,8 +89,14 @@ def _on_larger_storage(result: Tensor, numel: int) -> Tensor:
     return result if is_large else _empty(numel, result).as_strided(result.shape, result.stride())
 
 
+def _in_format(memory_format: torch.memory_format, result: Tensor) -> Tensor:
+    if result.dim() == 3 and memory_format is torch.channels_last:  # of a convolution
+        return _in_format(memory_format, result.unsqueeze(2)).squeeze(2)
+    return _empty(result.shape, result, memory_format=memory_format)
+
+
 def _in_format_of(tensor: Tensor, result: Tensor) -> Tensor:
-    return _empty(result.shape, result, memory_format=suggest_memory_format(tensor))
+    return _in_format(suggest_memory_format(tensor), result)
 
 
 # ---- Statistics that processes exchange in `torch.nn.SyncBatchNorm` (Normalization.cu) ----
@@ -398,3 +408,118 @@ def _partitioned(dims: list[int], last: set[int]) -> list[int]:
             return dims
         dims[begin], dims[end - 1] = dims[end - 1], dims[begin]
         begin, end = begin + 1, end - 1
+
+
+# ---- Convolutions ----
+#
+# PyTorch chooses a library for each convolution (`select_conv_backend()`, Convolution.cpp), mainly by the device. While
+# it does, it checks shapes, and the library decides whether results are channels last. On the meta device, no library
+# is chosen, and results are contiguous (`meta_conv()`, _meta_registrations.py).
+
+
+_ATEN: Any = torch._C  # its stub declares other names and arguments for the functions below
+
+
+def _library(call: MetaCall, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Return PyTorch's choice for these tensors. Raise its errors for their shapes."""
+    if "bias" in call.arguments:
+        bias_sizes = None if call["bias"] is None else list(call["bias"].shape)
+    else:
+        bias_sizes = call["bias_sizes"]
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    return _ATEN._select_conv_backend(x, weight, bias, *(call[name] for name in names), bias_sizes)
+
+
+@_wraps("convolution convolution.out")
+def _check_convolution(call: MetaCall) -> Results:
+    if call["weight"].dim() < 3:  # `select_conv_backend()` expects that another function has checked it
+        raise RuntimeError("weight should have at least three dimensions")
+    _library(call, call["input"], call["weight"], call["bias"])
+    return call.run()
+
+
+@_completes("convolution _convolution _convolution.deprecated convolution_backward")
+def _convolution(call: MetaCall, *results: Tensor | None) -> Results:
+    """Lay out the output, or the gradients of the input and the weight."""
+    x, weight = (
+        torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        for tensor in (call["input"], call["weight"])
+    )
+    layouts: Layouts
+    is_empty = 0 in x.shape[:2]  # `ConvBackend::Empty`
+    x = x.contiguous() if x.dim() == 3 and not is_empty else x
+    if is_empty and len(results) > 1:
+        layouts = [partial(_like, x), partial(_like, weight)]
+    elif call.device.type == "cpu" and not is_empty:
+        layouts = _layouts_on_cpu(call, x, weight)
+    elif call.device.type == "cuda" and not is_empty:
+        layouts = _layouts_on_cuda(x, weight)
+    else:
+        return results
+    laid_out = (
+        result if result is None else lay_out(result) for result, lay_out in zip(results, layouts, strict=False)
+    )
+    return (*laid_out, *results[2:])
+
+
+def _layouts_on_cuda(x: Tensor, weight: Tensor) -> Layouts:
+    """Return the layouts of cuDNN, which keeps the format, except for float64.
+
+    `select_conv_backend()` would initialize CUDA.
+    """
+    uses_cudnn = torch.backends.cudnn.enabled and torch.float64 not in (x.dtype, weight.dtype)
+    return [partial(_in_format, _format_of_either(x, weight) if uses_cudnn else torch.contiguous_format)] * 2
+
+
+def _layouts_on_cpu(call: MetaCall, x: Tensor, weight: Tensor) -> Layouts:
+    """Return the layouts of the library that PyTorch chooses.
+
+    Some libraries compute one group after the other. Then the format of the output is that of concatenated outputs, and
+    the gradient of a group is like its part of the weight.
+    """
+    try:
+        zeros = _C.read_only_zeros_like(x), _C.read_only_zeros_like(weight)
+    except torch.OutOfMemoryError:  # larger than the address space
+        return [partial(_in_format, _format_of_either(x, weight))] * 2
+    library = _library(call, *zeros)
+    libraries = _ATEN._ConvBackend
+    memory_format = _ATEN._conv_determine_backend_memory_format(*map(_in_two_dimensions, zeros), library)
+    in_format = partial(_in_format, memory_format)
+    if library == libraries.SlowTranspose3d and call["groups"] == 1:  # the output was like the input, then resized
+        return [lambda output: _on_larger_storage(in_format(output), x.numel()), in_format]
+    if library not in (libraries.Slow2d, libraries.SlowDilated2d, libraries.SlowTranspose2d):
+        return [in_format] * 2
+    weight = _in_two_dimensions(weight)
+    if library == libraries.SlowDilated2d:
+        gradient = in_format(weight)
+    else:
+        gradient = weight.contiguous(memory_format=memory_format)
+    part = gradient.narrow(0, 0, gradient.size(0) // call["groups"])
+    format_of_parts = suggest_memory_format(part.contiguous(memory_format=suggest_memory_format(gradient)))
+    return [partial(_in_format_of_groups, memory_format, call["groups"]), partial(_in_format, format_of_parts)]
+
+
+def _format_of_either(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """Decide like `cudnn_conv_suggest_memory_format()`, but without checking whether cuDNN exists."""
+    formats = {suggest_memory_format(_in_two_dimensions(tensor)) for tensor in (x, weight)}
+    return next(iter(formats - {torch.contiguous_format}), torch.contiguous_format)
+
+
+def _in_two_dimensions(tensor: Tensor) -> Tensor:
+    """Return the tensor as `_convolution()` uses it."""
+    return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+
+
+def _in_format_of_groups(memory_format: torch.memory_format, groups: int, result: Tensor) -> Tensor:
+    """Return the tensor in the format that `at::cat()` finds for the outputs of groups.
+
+    Strides of one channel and one pixel determine no format.
+    """
+    whole = _in_two_dimensions(_in_format(memory_format, result))
+    batch, channels, *size = whole.shape
+    part = _in_format_of(whole, whole.new_empty(batch, channels // groups, *size))
+    return _in_format(suggest_memory_format(part), result)
+
+
+def _like(tensor: Tensor, result: Tensor) -> Tensor:
+    return tensor.to(result.dtype, copy=True)  # of meta tensors without elements, `empty_like()` loses the strides

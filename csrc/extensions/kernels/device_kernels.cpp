@@ -12,7 +12,6 @@
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/refused_dtypes.h"
-#include "convolutions.h"
 #include "device_checks.h"
 #include "promoted_strides.h"
 
@@ -51,16 +50,14 @@ void sizeWorkspace(const OperatorHandle& op, Arguments arguments, c10::Device de
 }
 
 // Corrects the results of the Meta kernel, on the meta device, for the device that the fakes claim. Meta kernels ignore
-// it when they choose the memory format of convolutions and the order of dimensions of elementwise operators
-// (promoted_strides.h). torchext/fake/meta_overrides.py has the corrections that are needed less often.
+// it when they choose the order of dimensions of elementwise operators (promoted_strides.h).
+// torchext/fake/meta_overrides.py has the corrections that are needed less often.
 void correctForDevice(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
   const auto& returns = op.schema().returns();
   if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
     return;  // an `out` already has its strides
   }
-  if (hasFormatOfConvolution(op) && (device.is_cpu() || device.is_cuda())) {
-    giveMemoryFormat(op, arguments, device, results);
-  } else if (op.schema().name() == "aten::mkldnn_rnn_layer") {
+  if (op.schema().name() == "aten::mkldnn_rnn_layer") {
     sizeWorkspace(op, arguments, device, results);
   } else if (device.is_cuda() && op.hasTag(at::Tag::pointwise) && !convertsByItself(op)) {
     giveStridesOfCuda(arguments, results);

@@ -25,7 +25,6 @@
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../kernels/convolutions.h"
 #include "../kernels/device_checks.h"
 #include "../support/allocation_limit.h"
 #include "real_results.h"
@@ -206,11 +205,28 @@ Stack withOnes(ArrayRef<IValue> arguments) {
   return small;
 }
 
-// Returns the arguments of a convolution with all sizes and groups set to 1, and without padding.
+// Returns the arguments of a convolution with small sizes and one group. There are 16 examples, because oneDNN computes
+// large convolutions, but not small ones of fewer examples (`ConvParams::use_mkldnn()`). Kernels have two pixels if
+// they had more, and there is a border if there was one: this decides which functions other libraries call.
 Stack withSmallConvolution(ArrayRef<IValue> arguments) {
-  constexpr std::size_t kPadding = 4;
+  constexpr int64_t kExamples = 16;
+  const bool is_transposed = arguments[6].toBool();
+  const auto dilation = arguments[5].toIntVector();
+  auto padding = arguments[4].toIntVector();
+  for (int64_t& width : padding) {
+    width = is_transposed ? 0 : std::min<int64_t>(width, 1);
+  }
   Stack small = withOnes(arguments);
-  small[kPadding] = std::vector<int64_t>(small[kPadding].toIntVector().size(), 0);
+  c10::DimVector input(small[0].toTensor().sizes());
+  c10::DimVector weight(small[1].toTensor().sizes());
+  input[0] = kExamples;
+  for (const auto i : c10::irange(std::size_t{2}, weight.size())) {
+    weight[i] = std::min<int64_t>(arguments[1].toTensor().sizes()[i], 2);
+    input[i] = is_transposed ? 1 : 1 + (weight[i] - 1) * dilation[std::min(i - 2, dilation.size() - 1)];
+  }
+  small[0] = at::empty(input, small[0].toTensor().options());
+  small[1] = at::empty(weight, small[1].toTensor().options());
+  small[4] = std::move(padding);
   return small;
 }
 
@@ -222,26 +238,14 @@ RealResults tryOutOneGroup(const OperatorHandle& op, ArrayRef<IValue> arguments)
              : RealResults{};
 }
 
-bool haveOneDtype(ArrayRef<IValue> arguments) {
-  std::optional<c10::ScalarType> common;
-  return !hasTensor(arguments, [&common](const Tensor& tensor) {
-    common = common.value_or(tensor.scalar_type());
-    return tensor.scalar_type() != *common;
-  });
-}
-
 // A convolution with smaller sizes is often invalid, because its sizes depend on each other and on number arguments.
-// They do not affect which dtypes may be mixed, and which `output_padding` a stride allows. They do affect the choice
-// of a library, and so whether it has a kernel for the dtype.
+// They do not affect which dtypes may be mixed, and which `output_padding` a stride allows.
 RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   if (hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
     return {};
   }
   const Stack small = withSmallConvolution(arguments);
   Outcome outcome = outcomeOf(op, small, {});
-  if (outcome.refusal && haveOneDtype(arguments) && passesWithOtherDtypes(op, small, {})) {
-    return {};
-  }
   return {raiseOrReturn(op, arguments, std::move(outcome))};
 }
 
@@ -249,6 +253,9 @@ RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> ar
 RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results, double size) {
   if (checksAlignment(op)) {
     return {};
+  }
+  if (isConvolution(op)) {
+    return tryOutSmallConvolution(op, arguments);
   }
   if (trustOf(op) == Trust::kSizes) {
     return size <= kModest ? tryOutAtOwnSize(op, arguments) : tryOutOneGroup(op, arguments);
@@ -273,9 +280,6 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   }
   if (passesWithOtherDtypes(op, arguments, scale)) {
     return {raiseOrReturn(op, arguments, std::move(outcome))};
-  }
-  if (isConvolution(op)) {
-    return tryOutSmallConvolution(op, arguments);
   }
   if (countElements(arguments, {}) > kAffordable) {
     return {};
@@ -410,10 +414,6 @@ void refuseWithoutCpuKernel(const OperatorHandle& op, ArrayRef<IValue> arguments
 
 RealResults tryOutAfterMeta(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
   refuseWithoutCpuKernel(op, arguments);
-  if (isConvolution(op)) {
-    const Trial trial;
-    checkShapesOfConvolution(arguments);
-  }
   // The same kernels make views on all devices, including the meta device.
   if (!canBeTriedOut(op, arguments) || onlyMakesViews(op)) {
     return {};

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <ATen/core/enum_tag.h>
+#include <ATen/native/ConvUtils.h>
 
 #include "../../core/fake/cache/pointer_numbers.h"
 #include "../../core/fake/calls/op_traits.h"
@@ -15,7 +16,6 @@
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/plain_tensors.h"
-#include "../kernels/convolutions.h"
 #include "../support/kernel_threads.h"
 #include "real_results.h"
 #include "trust.h"
@@ -142,6 +142,27 @@ bool areNew(ArrayRef<IValue> results, ArrayRef<IValue> arguments) {
          });
 }
 
+at::native::ConvBackend backendOf(ArrayRef<IValue> arguments) {
+  const auto numbers = [&arguments](std::size_t i) { return arguments[i].toSymIntVector(); };
+  return at::native::select_conv_backend(arguments[0].toTensor(), arguments[1].toTensor(),
+                                         arguments[2].toOptional<Tensor>(), numbers(3), numbers(4), numbers(5),
+                                         arguments[6].toBool(), numbers(7), arguments[8].toSymInt(), std::nullopt);
+}
+
+// On one thread, PyTorch may choose another library for a convolution (`ConvParams::use_mkldnn()`).
+bool isSameOnOneThread(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (!isConvolution(op)) {
+    return true;
+  }
+  try {
+    const auto backend = backendOf(arguments);
+    const OneThread one_thread{true};
+    return backend == backendOf(arguments);
+  } catch (const std::exception&) {  // for example of wrong dimensions
+    return false;
+  }
+}
+
 Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
   try {
     Stack stack = standInsOf(op, arguments, likeness);
@@ -150,8 +171,7 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
     {
       const OwnComputation own;
       // Waking OpenMP's threads takes longer than a cheap trial.
-      const bool only_checks = !likeness.scale.keepsAll();  // smaller results of convolutions are not used
-      const OneThread one_thread{countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack, only_checks)};
+      const OneThread one_thread{countElements(stack, {}) <= kCheap && isSameOnOneThread(op, stack)};
       op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     }
     const bool are_new = areNew(stack, stand_ins);

@@ -73,6 +73,11 @@ class Trial {
   HeldWarnings warnings_;
 };
 
+// Returns true for the operator that all convolutions call.
+inline bool isConvolution(const c10::OperatorHandle& op) {
+  return op.schema().name() == "aten::convolution";
+}
+
 // The kernels of these operators expect values that no fill provides.
 extern const OperatorSet expectsValues;
 

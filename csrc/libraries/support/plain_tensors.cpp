@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorOptions.h>
@@ -20,20 +20,6 @@ namespace torchext {
 
 using at::Tensor;
 using c10::Storage;
-
-namespace {
-
-struct Mapping {
-  void* address;
-  std::size_t size;
-};
-
-void unmap(void* context) {
-  const std::unique_ptr<Mapping> mapping{static_cast<Mapping*>(context)};
-  ::munmap(mapping->address, mapping->size);
-}
-
-}  // namespace
 
 bool isPlain(const Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
@@ -56,15 +42,14 @@ Storage makeZeroStorage(std::size_t nbytes) {
                                                        c10::GetCPUAllocator(), /*resizable=*/true)};
 }
 
-Storage makeReadOnlyZeroStorage(std::size_t nbytes) {
+Tensor readOnlyZerosLike(const Tensor& tensor) {
+  const std::size_t nbytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
   const std::size_t size = std::max<std::size_t>(nbytes, 1);
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg,hicpp-vararg): POSIX declares it so
   void* zeros = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK_WITH(OutOfMemoryError, zeros != MAP_FAILED, "cannot reserve ", nbytes, " bytes of zeros");
-  auto* mapping = new Mapping{zeros, size};
-  return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(nbytes),
-                                                       c10::DataPtr{zeros, mapping, &unmap, c10::kCPU},
-                                                       /*allocator=*/nullptr, /*resizable=*/false)};
+  const auto unmap = [size](void* address) { ::munmap(address, size); };
+  return at::from_blob(zeros, tensor.sizes(), tensor.strides(), unmap, at::TensorOptions(tensor.scalar_type()));
 }
 
 Tensor makeStridedTensor(Storage storage,

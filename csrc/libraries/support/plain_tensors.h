@@ -8,6 +8,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/util/ArrayRef.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -26,9 +27,10 @@ bool holdsItsElements(const at::Tensor& tensor);
 // operating system, which allocates pages of zeros when they are first touched.
 c10::Storage makeZeroStorage(std::size_t nbytes);
 
-// The same for storages that are only read: uses address space but no memory, for any size. A write ends the process
-// with a segmentation fault.
-c10::Storage makeReadOnlyZeroStorage(std::size_t nbytes);
+// Makes zeros on the CPU with the sizes, strides and dtype of `tensor`. They use address space but no memory, for any
+// size, and are only for reading: a write ends the process with a segmentation fault. Raises OutOfMemoryError for a
+// size beyond the address space.
+TORCHEXT_API at::Tensor readOnlyZerosLike(const at::Tensor& tensor);
 
 // Makes a tensor on `storage` and its device. `bits` are keys that change how it is read, such as `Conjugate`.
 at::Tensor makeStridedTensor(c10::Storage storage,
