@@ -13,8 +13,9 @@ import sys
 # last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
 # ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), processes that a program
 # starts (79,500 before), outputs with math bits, uncounted versions and checked conversions (79,650 before), parts
-# with steps, checks that devices share, and sums of sparse tensors (80,150 before).
-BUDGET = 80_330
+# with steps, checks that devices share, and sums of sparse tensors (80,150 before). Layouts of convolutions and states
+# of tensors in Python saved 230 lines.
+BUDGET = 80_100
 # Budget for csrc/core, which a newcomer must understand.
 CORE_BUDGET = 13_000
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
