@@ -10,6 +10,7 @@
 
 #include <optional>
 
+#include <c10/macros/Macros.h>
 #include <torchext/macros.h>
 
 namespace torchext {

@@ -16,6 +16,7 @@
 #include "../../libraries/support/no_warnings.h"
 #include "../support/autograd.h"
 #include "attention.h"
+#include "composed_kernels.h"
 #include "generators.h"
 #include "profiling.h"
 #include "streams.h"

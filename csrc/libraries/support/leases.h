@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <utility>
 
+#include <c10/macros/Macros.h>
 #include <torchext/macros.h>
 
 namespace torchext {

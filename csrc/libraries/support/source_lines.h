@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include <c10/macros/Macros.h>
 #include <torchext/macros.h>
 
 namespace torchext {

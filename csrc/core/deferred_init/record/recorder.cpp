@@ -24,6 +24,7 @@
 #include "../../fake/storage/fake_factories.h"
 #include "../../fake/storage/fake_keys.h"
 #include "../../fake/storage/fake_storage.h"
+#include "../../fake/storage/fake_tensor_impl.h"
 #include "../../hooks/hooks.h"
 #include "../../torch_internals/error_texts.h"
 #include "../../torch_internals/open_tensor_impl.h"
