@@ -10,8 +10,8 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/util/irange.h>
 
-#include "../../core/fake/cache/pointer_numbers.h"
 #include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/calls/substitution.h"
 #include "../../core/fake/meta/shadows.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
@@ -178,7 +178,7 @@ class StandIns {
   Tensor of(const Tensor& tensor, Fill fill_with);
 
  private:
-  std::size_t findSameData(const Tensor& tensor) const;
+  const Tensor* findSameData(const Tensor& tensor) const;
   Tensor make(const Tensor& tensor);
   Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const;
   ScalarType dtypeFor(const Tensor& tensor) const;
@@ -189,48 +189,46 @@ class StandIns {
 
   const Likeness& likeness_;
   const bool trusts_indices_;
-  PointerNumbers tensors_;
-  std::vector<Tensor> originals_;
-  std::vector<Tensor> stand_ins_;
-  PointerNumbers storages_;
-  std::vector<Storage> stand_in_storages_;
+  Substitution stand_ins_;
 };
 
 Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return realNumber(tensor);
   }
-  const auto [number, is_new] = tensors_.add(tensor.unsafeGetTensorImpl());
-  if (is_new) {
-    const std::size_t same = findSameData(tensor);
-    originals_.push_back(tensor);
-    if (same < stand_ins_.size()) {
-      const Tensor& other = stand_ins_[same];
-      stand_ins_.push_back(makeStridedTensor(other.storage(), other.scalar_type(), other.sizes(), other.strides(),
-                                             other.storage_offset(), other.key_set() & kLazyBits));
-    } else {
-      stand_ins_.push_back(make(tensor));
-      setValues(tensor, stand_ins_.back(), fill_with);
-    }
+  if (const Tensor* known = stand_ins_.substituteOf(tensor)) {
+    return *known;
   }
-  return stand_ins_[number];
+  Tensor stand_in;
+  if (const Tensor* same = findSameData(tensor)) {
+    const Tensor& other = *stand_ins_.substituteOf(*same);
+    stand_in = makeStridedTensor(other.storage(), other.scalar_type(), other.sizes(), other.strides(),
+                                 other.storage_offset(), other.key_set() & kLazyBits);
+  } else {
+    stand_in = make(tensor);
+    setValues(tensor, stand_in, fill_with);
+  }
+  stand_ins_.add(tensor, stand_in);
+  return stand_in;
 }
 
-// Returns the number of an earlier argument with the same data, or the number of arguments so far. With distinct
-// stand-ins, kernels could refuse calls that do nothing, such as `copy_` of a tensor to itself.
-std::size_t StandIns::findSameData(const Tensor& tensor) const {
-  const auto same = std::find_if(originals_.begin(), originals_.end(), [&tensor](const Tensor& other) {
+// Returns an earlier argument with the same data, or null. With distinct stand-ins, kernels could refuse calls that do
+// nothing, such as `copy_` of a tensor to itself.
+const Tensor* StandIns::findSameData(const Tensor& tensor) const {
+  const auto& originals = stand_ins_.originals();
+  const auto same = std::find_if(originals.begin(), originals.end(), [&tensor](const Tensor& other) {
     return isSameStorage(tensor.storage(), other.storage()) && tensor.storage_offset() == other.storage_offset() &&
            tensor.sizes().equals(other.sizes()) && tensor.strides().equals(other.strides()) &&
            tensor.scalar_type() == other.scalar_type() &&
            (tensor.key_set() & kLazyBits) == (other.key_set() & kLazyBits);
   });
-  return toSize(same - originals_.begin());
+  return same == originals.end() ? nullptr : &*same;
 }
 
 // Called for the next stand-in.
 ScalarType StandIns::dtypeFor(const Tensor& tensor) const {
-  const bool is_changed = likeness_.only.value_or(stand_ins_.size()) == stand_ins_.size();
+  const std::size_t number = stand_ins_.originals().size();
+  const bool is_changed = likeness_.only.value_or(number) == number;
   return is_changed ? dtypeOf(tensor.scalar_type(), likeness_.dtypes) : tensor.scalar_type();
 }
 
@@ -257,11 +255,12 @@ Tensor StandIns::makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::In
 }
 
 Storage StandIns::storageOf(const Storage& storage) {
-  const auto [number, is_new] = storages_.add(storage.unsafeGetStorageImpl());
-  if (is_new) {
-    stand_in_storages_.push_back(makeZeroStorage(storage.nbytes()));
+  if (const Storage* known = stand_ins_.substituteOf(storage)) {
+    return *known;
   }
-  return stand_in_storages_[number];
+  Storage zeros = makeZeroStorage(storage.nbytes());
+  stand_ins_.add(storage, zeros);
+  return zeros;
 }
 
 void StandIns::setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const {

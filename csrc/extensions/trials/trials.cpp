@@ -9,8 +9,8 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/ConvUtils.h>
 
-#include "../../core/fake/cache/pointer_numbers.h"
 #include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/calls/pointer_numbers.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/dispatcher_internals.h"

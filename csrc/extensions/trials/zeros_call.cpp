@@ -14,6 +14,7 @@
 
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/calls/substitution.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/fake/storage/storage_memory.h"
@@ -34,18 +35,16 @@ std::size_t storageBytes(const Tensor& tensor) {
   return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
 }
 
-// Maps the tensor arguments of a call to CPU zeros of the same geometry. Tensors in `half` are widened to float32.
+// The tensor arguments of a call, and CPU zeros of the same geometry. Tensors in `half` are widened to float32.
 class ZeroArguments {
  public:
   explicit ZeroArguments(std::optional<c10::ScalarType> half) : half_{half} {}
 
   Tensor zerosFor(const Tensor& tensor);
 
-  // Returns the argument whose zeros are `real`, or an undefined tensor.
-  Tensor originalOf(const Tensor& real) const;
-
-  // Returns the argument whose zeros share their storage with `real`, or null.
-  const Tensor* baseOf(const Tensor& real) const;
+  const Substitution& pairs() const noexcept {
+    return pairs_;
+  }
 
   // Returns true if a view of a real argument is among `results`.
   bool areRealArgumentsViewedBy(const Stack& results) const;
@@ -58,87 +57,73 @@ class ZeroArguments {
   void resizeOriginals() const;
 
  private:
-  struct Entry {
-    Tensor original;
-    Tensor zeros;
-    Storage storage;     // the storage on which `zeros` was made
-    std::size_t nbytes;  // of the storage, before the call
-
-    bool isResized() const;
+  // A storage of zeros, and its size before the call.
+  struct Made {
+    Storage storage;
+    std::size_t nbytes;
   };
   Storage storageFor(const Tensor& tensor) const;
   bool isWidened(const Tensor& tensor) const {
     return half_ && tensor.scalar_type() == *half_;
   }
+  bool isResized(std::size_t number) const;
 
   const std::optional<c10::ScalarType> half_;
-  std::vector<Entry> entries_;
+  Substitution pairs_;
+  std::vector<Made> made_;  // for each pair
 };
 
 Storage ZeroArguments::storageFor(const Tensor& tensor) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&tensor](const Entry& entry) {
-    return isSameStorage(entry.original.storage(), tensor.storage());
-  });
   const std::size_t nbytes = storageBytes(tensor) * (isWidened(tensor) ? 2 : 1);
-  return found == entries_.end() || found->storage.nbytes() < nbytes ? makeZeroStorage(nbytes) : found->storage;
+  const Tensor* other = pairs_.originalOn(tensor.storage());
+  const Storage* zeros = other == nullptr ? nullptr : &pairs_.substituteOf(*other)->storage();
+  return zeros == nullptr || zeros->nbytes() < nbytes ? makeZeroStorage(nbytes) : *zeros;
 }
 
 Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
-  for (const Entry& entry : entries_) {
-    if (entry.original.is_same(tensor)) {
-      return entry.zeros;
-    }
+  if (const Tensor* known = pairs_.substituteOf(tensor)) {
+    return *known;
   }
-  Storage storage = storageFor(tensor);
+  const Storage storage = storageFor(tensor);
   const c10::ScalarType dtype = isWidened(tensor) ? c10::kFloat : tensor.scalar_type();
-  Tensor zeros = makeStridedTensor(storage, dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(),
-                                   tensor.key_set() & kLazyBits);
+  const Tensor zeros = makeStridedTensor(storage, dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(),
+                                         tensor.key_set() & kLazyBits);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     zeros.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
-  const std::size_t nbytes = storage.nbytes();
-  entries_.push_back({tensor, std::move(zeros), std::move(storage), nbytes});
-  return entries_.back().zeros;
-}
-
-Tensor ZeroArguments::originalOf(const Tensor& real) const {
-  const auto found =
-      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.zeros.is_same(real); });
-  return found == entries_.end() ? Tensor{} : found->original;
-}
-
-const Tensor* ZeroArguments::baseOf(const Tensor& real) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&real](const Entry& entry) { return isSameStorage(entry.storage, real.storage()); });
-  return found == entries_.end() ? nullptr : &found->original;
+  pairs_.add(tensor, zeros);
+  made_.push_back({storage, storage.nbytes()});
+  return zeros;
 }
 
 bool ZeroArguments::areRealArgumentsViewedBy(const Stack& results) const {
-  bool are_shown = false;
-  forEachTensor(results, results.size(), [&](const Tensor& result) {
-    const Tensor* base = baseOf(result);
-    are_shown = are_shown || (base != nullptr && !isFake(*base));
+  return hasTensor(ArrayRef<IValue>(results), [this](const Tensor& result) {
+    const Tensor* base = pairs_.originalOfOneOn(result.storage());
+    return base != nullptr && !isFake(*base);
   });
-  return are_shown;
 }
 
-bool ZeroArguments::Entry::isResized() const {
+bool ZeroArguments::isResized(std::size_t number) const {
+  const Tensor& original = pairs_.originals()[number];
+  const Tensor& zeros = pairs_.substitutes()[number];
   return zeros.sizes() != original.sizes() || zeros.strides() != original.strides() ||
-         zeros.storage_offset() != original.storage_offset() || storage.nbytes() != nbytes;
+         zeros.storage_offset() != original.storage_offset() || made_[number].storage.nbytes() != made_[number].nbytes;
 }
 
 bool ZeroArguments::canBeFollowed() const {
-  return std::all_of(entries_.begin(), entries_.end(), [this](const Entry& entry) {
-    return isSameStorage(entry.zeros.storage(), entry.storage) && (!entry.isResized() || !isWidened(entry.original)) &&
-           (!entry.isResized() || (isFake(entry.original) && entry.nbytes == entry.original.storage().nbytes()));
+  const auto range = c10::irange(made_.size());
+  return std::all_of(range.begin(), range.end(), [this](std::size_t i) {
+    const Tensor& original = pairs_.originals()[i];
+    const bool can_resize = isFake(original) && !isWidened(original) && made_[i].nbytes == original.storage().nbytes();
+    return isSameStorage(pairs_.substitutes()[i].storage(), made_[i].storage) && (can_resize || !isResized(i));
   });
 }
 
 void ZeroArguments::resizeOriginals() const {
-  for (const Entry& entry : entries_) {
-    if (entry.isResized()) {
-      FakeTensorImpl::resizeLike(*entry.original.unsafeGetTensorImpl(), *entry.zeros.unsafeGetTensorImpl(),
-                                 entry.storage.nbytes());
+  for (const auto i : c10::irange(made_.size())) {
+    if (isResized(i)) {
+      FakeTensorImpl::resizeLike(*pairs_.originals()[i].unsafeGetTensorImpl(),
+                                 *pairs_.substitutes()[i].unsafeGetTensorImpl(), made_[i].storage.nbytes());
     }
   }
 }
@@ -201,11 +186,11 @@ bool tryCall(const OperatorHandle& op, Stack& stack) {
 }
 
 // `half` is the dtype of those results of the call that are float32 in the widened call.
-Tensor toFake(const Tensor& real, const ZeroArguments& zeros, c10::Device device, std::optional<c10::ScalarType> half) {
-  if (Tensor original = zeros.originalOf(real); original.defined()) {
-    return original;
+Tensor toFake(const Tensor& real, const Substitution& zeros, c10::Device device, std::optional<c10::ScalarType> half) {
+  if (const Tensor* original = zeros.originalOf(*real.unsafeGetTensorImpl())) {
+    return *original;
   }
-  if (const Tensor* base = zeros.baseOf(real)) {
+  if (const Tensor* base = zeros.originalOfOneOn(real.storage())) {
     return makeFakeView(*base, *real.unsafeGetTensorImpl());
   }
   const bool is_widened = half && real.scalar_type() == c10::kFloat;
@@ -237,7 +222,7 @@ std::optional<Stack> tryRun(const OperatorHandle& op,
   if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealArgumentsViewedBy(real)) {
     return std::nullopt;
   }
-  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros, device, half); });
+  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros.pairs(), device, half); });
   zeros.resizeOriginals();
   return real;
 }

@@ -14,6 +14,7 @@
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
+#include "../../fake/calls/substitution.h"
 #include "../../fake/fake.h"
 #include "../../fake/resizable_outputs.h"
 #include "../../fake/storage/fake_keys.h"
@@ -32,65 +33,29 @@ namespace {
 
 constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
 
-// The deferred tensors of a call, and real ones with the same values. Tensors that share a storage still do.
-class RealArguments {
- public:
-  RealArguments(const Stack& stack, std::size_t count, bool keep_small);
-
-  // Returns the real tensor for `tensor`, or `tensor` itself if it is not deferred.
-  Tensor realOf(const Tensor& tensor) const;
-
-  // Returns the tensor that `real` stands for, or an undefined one.
-  Tensor originalOf(const Tensor& real) const;
-
-  // Returns true if `storage` was computed for the call.
-  bool holds(const Storage& storage) const;
-
- private:
-  struct Entry {
-    Tensor original;
-    Tensor real;
-  };
-  std::vector<Entry> entries_;
-};
-
-RealArguments::RealArguments(const Stack& stack, std::size_t count, bool keep_small) {
+// Returns the deferred tensors of a call, and real ones with the same values. Tensors that share a storage still do.
+Substitution realArguments(const Stack& stack, std::size_t count, bool keep_small) {
   std::vector<StorageValuePtr> values;
-  std::vector<std::size_t> value_of_entry;
-  const auto collect = [&](const Tensor& tensor) {
+  std::vector<std::pair<Tensor, std::size_t>> deferred;  // and the numbers of their values
+  forEachTensor(stack, count, [&](const Tensor& tensor) {
     if (StorageValuePtr value = valueOf(tensor)) {
       const auto known = std::find(values.begin(), values.end(), value);
-      value_of_entry.push_back(toSize(known - values.begin()));
+      deferred.emplace_back(tensor, toSize(known - values.begin()));
       if (known == values.end()) {
         values.push_back(std::move(value));
       }
-      entries_.push_back({tensor, {}});
     }
-  };
-  forEachTensor(stack, count, collect);
+  });
   const std::vector<Storage> storages = computeValues(values, keep_small, CacheUse::kReadsAndWrites);
-  for (const auto i : c10::irange(entries_.size())) {
+  Substitution real;
+  for (const auto& [tensor, number] : deferred) {
     // The tensor's kind, not the current mode, determines whether its versions are counted and writes are refused.
-    const c10::InferenceMode mode{entries_[i].original.is_inference()};
-    entries_[i].real = Geometry::of(entries_[i].original).makeTensor(storages[value_of_entry[i]]);
+    const c10::InferenceMode mode{tensor.is_inference()};
+    if (real.substituteOf(tensor) == nullptr) {
+      real.add(tensor, Geometry::of(tensor).makeTensor(storages[number]));
+    }
   }
-}
-
-Tensor RealArguments::realOf(const Tensor& tensor) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&tensor](const Entry& entry) { return entry.original.is_same(tensor); });
-  return found == entries_.end() ? tensor : found->real;
-}
-
-Tensor RealArguments::originalOf(const Tensor& real) const {
-  const auto found =
-      std::find_if(entries_.begin(), entries_.end(), [&real](const Entry& entry) { return entry.real.is_same(real); });
-  return found == entries_.end() ? Tensor{} : found->original;
-}
-
-bool RealArguments::holds(const Storage& storage) const {
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [&storage](const Entry& entry) { return isSameStorage(entry.real.storage(), storage); });
+  return real;
 }
 
 // Returns the deferred tensors that the call writes. Sets `writes_any` if it writes any tensor, deferred or real.
@@ -185,21 +150,25 @@ void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
   const auto count = op.schema().arguments().size();
   bool writes_any = false;
   const std::vector<Tensor> written = writtenDeferred(op, stack, writes_any);
-  const RealArguments arguments{stack, count, /*keep_small=*/!writes_any};
+  const Substitution arguments = realArguments(stack, count, /*keep_small=*/!writes_any);
+  const auto real_of = [&arguments](const Tensor& tensor) {
+    const Tensor* real = arguments.substituteOf(tensor);
+    return real == nullptr ? tensor : *real;
+  };
   const DispatchKeySet keys_of_real = keysOfReal(keys, stack, count);
   {
     const c10::impl::ExcludeDispatchKeyGuard guard{kOurs};
-    mapTensors(stack, count, [&arguments](const Tensor& tensor) { return arguments.realOf(tensor); });
+    mapTensors(stack, count, real_of);
     const Stack called(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
     op.redispatchBoxed(keys_of_real, &stack);
     const auto to_deferred = [&](const Tensor& result) {
-      if (Tensor original = arguments.originalOf(result); original.defined()) {
-        return original;
+      if (const Tensor* original = arguments.originalOf(*result.unsafeGetTensorImpl())) {
+        return *original;
       }
       if (!isPlain(result) || isExternalMemory(op, result)) {
         return result;
       }
-      if (arguments.holds(result.storage())) {
+      if (arguments.originalOfOneOn(result.storage()) != nullptr) {
         return deferConstant(result.clone());
       }
       return showsOneOf(result, called) ? result : deferConstant(result);
@@ -207,7 +176,7 @@ void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
     mapTensors(stack, op.schema().returns().size(), to_deferred);
   }
   for (const Tensor& tensor : written) {
-    const Tensor real = arguments.realOf(tensor);
+    const Tensor real = real_of(tensor);
     followMetadata(tensor, real);
     setValue(tensor.storage(), std::make_shared<StorageValue>(real.storage()));
   }

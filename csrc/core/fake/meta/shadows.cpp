@@ -1,7 +1,5 @@
 #include "shadows.h"
 
-#include <algorithm>
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StorageImpl.h>
@@ -65,7 +63,7 @@ Tensor realNumber(const Tensor& number) {
 }
 
 Tensor Shadows::of(const Tensor& tensor) {
-  if (const Tensor* known = tensors_.shadowOf(tensor.unsafeGetTensorImpl())) {
+  if (const Tensor* known = substitution_.substituteOf(tensor)) {
     return *known;
   }
   // Meta kernels written in Python receive a wrapped number as a Python number, which requires it to be on the CPU
@@ -78,48 +76,36 @@ Tensor Shadows::of(const Tensor& tensor) {
   }
   Tensor shadow = kind_ == Kind::kMeta ? metaOf(tensor, of(tensor.storage()))
                                        : makeFakeTensor(of(tensor.storage()), *tensor.unsafeGetTensorImpl());
-  add(tensor, shadow);
+  substitution_.add(tensor, shadow);
   return shadow;
 }
 
 Storage Shadows::of(const Storage& storage) {
-  if (const Storage* known = storages_.shadowOf(storage.unsafeGetStorageImpl())) {
+  if (const Storage* known = substitution_.substituteOf(storage)) {
     return *known;
   }
   Storage shadow =
       kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : fakeStorageLike(storage, storage.device());
-  add(storage, shadow);
+  substitution_.add(storage, shadow);
   return shadow;
 }
 
 Tensor Shadows::originalOf(const TensorImpl& shadow) const {
-  const Tensor* original = tensors_.originalOf(&shadow);
+  const Tensor* original = substitution_.originalOf(shadow);
   return original == nullptr ? Tensor{} : *original;
 }
 
 const Tensor* Shadows::findTensorOn(const Storage& storage) const {
-  const auto& tensors = tensors_.originals();
-  const auto found = std::find_if(tensors.begin(), tensors.end(), [&storage](const Tensor& tensor) {
-    return isSameStorage(tensor.storage(), storage);
-  });
-  return found == tensors.end() ? nullptr : &*found;
+  return substitution_.originalOn(storage);
 }
 
 Storage Shadows::originalOf(const Storage& shadow, c10::Device device) {
-  if (const Storage* known = storages_.originalOf(shadow.unsafeGetStorageImpl())) {
+  if (const Storage* known = substitution_.originalOf(shadow)) {
     return *known;
   }
   Storage original = fakeStorageLike(shadow, device);
-  add(original, shadow);
+  substitution_.add(original, shadow);
   return original;
-}
-
-void Shadows::add(const Tensor& original, const Tensor& shadow) {
-  tensors_.add(original, original.unsafeGetTensorImpl(), shadow, shadow.unsafeGetTensorImpl());
-}
-
-void Shadows::add(const Storage& original, const Storage& shadow) {
-  storages_.add(original, original.unsafeGetStorageImpl(), shadow, shadow.unsafeGetStorageImpl());
 }
 
 }  // namespace torchext

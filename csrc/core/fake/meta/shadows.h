@@ -1,13 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
-#include "../cache/pointer_numbers.h"
+#include "../calls/substitution.h"
 
 namespace torchext {
 
@@ -43,44 +41,8 @@ class Shadows {
   c10::Storage originalOf(const c10::Storage& shadow, c10::Device device);
 
  private:
-  // Pairs of originals and shadows.
-  template <typename Value>
-  class Pairs {
-   public:
-    const Value* shadowOf(const void* original) const {
-      const std::size_t number = originals_.find(original);
-      return number == shadow_values_.size() ? nullptr : &shadow_values_[number];
-    }
-
-    const Value* originalOf(const void* shadow) const {
-      const std::size_t number = shadows_.find(shadow);
-      return number == original_values_.size() ? nullptr : &original_values_[number];
-    }
-
-    void add(Value original, const void* original_key, Value shadow, const void* shadow_key) {
-      originals_.add(original_key);
-      shadows_.add(shadow_key);
-      original_values_.push_back(std::move(original));
-      shadow_values_.push_back(std::move(shadow));
-    }
-
-    const std::vector<Value>& originals() const noexcept {
-      return original_values_;
-    }
-
-   private:
-    PointerNumbers originals_;
-    PointerNumbers shadows_;
-    std::vector<Value> original_values_;
-    std::vector<Value> shadow_values_;
-  };
-
-  void add(const at::Tensor& original, const at::Tensor& shadow);
-  void add(const c10::Storage& original, const c10::Storage& shadow);
-
   Kind kind_;
-  Pairs<at::Tensor> tensors_;
-  Pairs<c10::Storage> storages_;
+  Substitution substitution_;
 };
 
 }  // namespace torchext
