@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/EmptyTensor.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -151,7 +152,12 @@ void complete(const OperatorHandle& op, Arguments arguments, c10::Device device,
   }
   const py::gil_scoped_acquire gil;
   const UntracedGuard untraced;
-  const py::object call = overrides().call(device, asDict(op, arguments));
+  Stack on_meta = arguments.vec();  // the program's tensors may be of subclasses with other properties
+  mapTensors(on_meta, on_meta.size(), [](const at::Tensor& tensor) {
+    return isPlain(tensor) ? emptyOnMeta(tensor)
+                           : at::Tensor{at::detail::empty_meta(tensor.sizes(), tensor.scalar_type())};
+  });
+  const py::object call = overrides().call(device, asDict(op, on_meta));
   results = asStack(op, (*function)(call, *asTuple(results, torch::jit::toPyObject)));
 }
 

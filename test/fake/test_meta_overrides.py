@@ -43,6 +43,17 @@ def test_wrong_dimensions_are_refused_as_by_kernels(operator: str, arguments: li
         getattr(torch.ops.aten, operator)(*map(torch.ones, arguments), *more)
 
 
+def test_properties_of_subclasses_are_not_read() -> None:
+    class Packed(Tensor):
+        @property
+        def shape(self) -> Any:
+            raise RuntimeError("packed")
+
+    with fake_mode():
+        x = torch.ones(3, 4)
+        assert torch.ops.aten.mse_loss(x.as_subclass(Packed), x, 1).untyped_storage().nbytes() == 48
+
+
 @pytest.mark.parametrize(
     "call",
     [

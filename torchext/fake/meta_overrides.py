@@ -34,7 +34,7 @@ _COMPLETING: dict[str, Override] = {}
 
 
 class MetaCall:
-    """A call of an operator with its tensors on the meta device, or with the fakes if it has results."""
+    """A call of an operator with its tensors on the meta device."""
 
     def __init__(self, device: torch.device, arguments: dict[str, Any], run: Override | None = None) -> None:
         self.device = device
@@ -441,10 +441,7 @@ def _check_convolution(call: MetaCall) -> Results:
 @_completes("convolution _convolution _convolution.deprecated convolution_backward")
 def _convolution(call: MetaCall, *results: Tensor | None) -> Results:
     """Lay out the output, or the gradients of the input and the weight."""
-    x, weight = (
-        torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        for tensor in (call["input"], call["weight"])
-    )
+    x, weight = call["input"], call["weight"]
     layouts: Layouts
     is_empty = 0 in x.shape[:2]  # `ConvBackend::Empty`
     x = x.contiguous() if x.dim() == 3 and not is_empty else x

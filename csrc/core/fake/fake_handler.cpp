@@ -400,10 +400,11 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   const ArgumentsBefore before{key.tensors()};
   HeldWarnings warnings;
   Stack results = runOnMetaOrCacheRefusal(plan, key);
+  const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
   pinResults(results);
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
-  countMemory(scratch.get(), results);
+  countCall(op_, arguments(), scratch.get(), results, has_new);
   // A call that warns is not cached, because it must warn again.
   const CallKey key_after{op_, stack_};
   const bool can_be_repeated = key.isComplete() && warnings.isEmpty() && !before.areMovedOrWarnedOf(op_, key.tensors());

@@ -364,7 +364,7 @@ struct DeviceKernels {
   Hook<void(const c10::OperatorHandle& op, Arguments arguments, c10::Device device, torch::jit::Stack& results)>
       correct;
 
-  // Completes the results, which are still on the meta device, last: their checks and corrections are done.
+  // Completes the results of the Meta kernel, which are on the meta device, after all checks and other corrections.
   Hook<void(const c10::OperatorHandle& op, Arguments arguments, c10::Device device, torch::jit::Stack& results)>
       complete;
 

@@ -98,7 +98,7 @@ Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
 
 bool ZeroArguments::areRealArgumentsViewedBy(const Stack& results) const {
   return hasTensor(ArrayRef<IValue>(results), [this](const Tensor& result) {
-    const Tensor* base = pairs_.originalOfOneOn(result.storage());
+    const Tensor* base = pairs_.originalWithSubstituteOn(result.storage());
     return base != nullptr && !isFake(*base);
   });
 }
@@ -190,7 +190,7 @@ Tensor toFake(const Tensor& real, const Substitution& zeros, c10::Device device,
   if (const Tensor* original = zeros.originalOf(*real.unsafeGetTensorImpl())) {
     return *original;
   }
-  if (const Tensor* base = zeros.originalOfOneOn(real.storage())) {
+  if (const Tensor* base = zeros.originalWithSubstituteOn(real.storage())) {
     return makeFakeView(*base, *real.unsafeGetTensorImpl());
   }
   const bool is_widened = half && real.scalar_type() == c10::kFloat;

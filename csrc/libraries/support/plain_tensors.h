@@ -14,7 +14,7 @@ namespace torchext {
 
 // Returns true for strided tensors whose values are entirely in their storage: not for other layouts, and not for
 // quantized or nested tensors.
-bool isPlain(const at::Tensor& tensor);
+TORCHEXT_API bool isPlain(const at::Tensor& tensor);
 
 // Returns the number of bytes of its storage that a plain tensor needs, from the beginning of the storage to the end of
 // its last element.
@@ -41,6 +41,6 @@ at::Tensor makeStridedTensor(c10::Storage storage,
                              c10::DispatchKeySet bits);
 
 // Makes a tensor on the meta device with the sizes, strides and dtype of `tensor`, on a new storage.
-at::Tensor emptyOnMeta(const at::Tensor& tensor);
+TORCHEXT_API at::Tensor emptyOnMeta(const at::Tensor& tensor);
 
 }  // namespace torchext

@@ -56,7 +56,7 @@ bool allTensors(ArrayRef<IValue> values, TensorPredicate is_wanted);
 IValue mapTensors(const IValue& value, TensorMapper map);
 
 // The same for the last `count` values of `stack`, in place.
-void mapTensors(Stack& stack, std::size_t count, TensorMapper map);
+TORCHEXT_API void mapTensors(Stack& stack, std::size_t count, TensorMapper map);
 
 // Returns the position in the schema of the argument called `name`, or -1.
 int findArgument(const c10::FunctionSchema& schema, const char* name);

@@ -168,7 +168,7 @@ void callForReal(const OperatorHandle& op, DispatchKeySet keys, Stack& stack) {
       if (!isPlain(result) || isExternalMemory(op, result)) {
         return result;
       }
-      if (arguments.originalOfOneOn(result.storage()) != nullptr) {
+      if (arguments.originalWithSubstituteOn(result.storage()) != nullptr) {
         return deferConstant(result.clone());
       }
       return showsOneOf(result, called) ? result : deferConstant(result);

@@ -7,15 +7,15 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
 
 #include "../../../libraries/support/sizes.h"
 #include "pointer_numbers.h"
 
 namespace torchext {
 
-// The tensors and storages of one call, and the substitutes with which a kernel is called instead: meta tensors, zeros,
-// smaller stand-ins, real tensors. Each original has one substitute, so what is shared stays shared. Lookups take
-// constant time. Holds all of them until it is destroyed. For one thread.
+// The tensors and storages of one call, which live as long as this, and the substitutes with which a kernel is called
+// instead. Each original has one. Pointers that functions return are valid until the next `add()`. For one thread.
 class Substitution {
  public:
   // Return the substitute of `original`, or null.
@@ -34,12 +34,12 @@ class Substitution {
     return storages_.originalOf(substitute.unsafeGetStorageImpl());
   }
 
-  // Return the first original, or the original of the first substitute, that is on `storage`, or null.
+  // Return the first original on `storage`, and the original of the first substitute on it, or null. In linear time.
   const at::Tensor* originalOn(const c10::Storage& storage) const {
-    return tensors_.originalWith(tensors_.originals, storage);
+    return firstOn(storage, tensors_.originals);
   }
-  const at::Tensor* originalOfOneOn(const c10::Storage& storage) const {
-    return tensors_.originalWith(tensors_.substitutes, storage);
+  const at::Tensor* originalWithSubstituteOn(const c10::Storage& storage) const {
+    return firstOn(storage, tensors_.substitutes);
   }
 
   // Add a pair. Neither may be in another one.
@@ -67,8 +67,8 @@ class Substitution {
     PointerNumbers numbers_of_substitutes;
 
     void add(Value original, const void* key_of_original, Value substitute, const void* key_of_substitute) {
-      numbers_of_originals.add(key_of_original);
-      numbers_of_substitutes.add(key_of_substitute);
+      TORCH_INTERNAL_ASSERT(numbers_of_originals.add(key_of_original).second);
+      TORCH_INTERNAL_ASSERT(numbers_of_substitutes.add(key_of_substitute).second);
       originals.push_back(std::move(original));
       substitutes.push_back(std::move(substitute));
     }
@@ -82,14 +82,14 @@ class Substitution {
       const std::size_t number = numbers_of_substitutes.find(substitute);
       return number == originals.size() ? nullptr : &originals[number];
     }
-
-    const Value* originalWith(const std::vector<Value>& values, const c10::Storage& storage) const {
-      const auto found = std::find_if(values.begin(), values.end(), [&storage](const Value& value) {
-        return value.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
-      });
-      return found == values.end() ? nullptr : &originals[toSize(found - values.begin())];
-    }
   };
+
+  const at::Tensor* firstOn(const c10::Storage& storage, const std::vector<at::Tensor>& tensors) const {
+    const auto found = std::find_if(tensors.begin(), tensors.end(), [&storage](const at::Tensor& tensor) {
+      return tensor.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+    });
+    return found == tensors.end() ? nullptr : &tensors_.originals[toSize(found - tensors.begin())];
+  }
 
   Pairs<at::Tensor> tensors_;
   Pairs<c10::Storage> storages_;

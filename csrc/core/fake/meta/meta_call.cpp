@@ -40,8 +40,8 @@ using c10::TensorImpl;
 
 namespace {
 
-// Meta kernels written in Python call torch functions. These calls are internal, so they must not reach a
-// TorchFunctionMode.
+// Meta kernels written in Python, and functions that complete results, call torch functions. These calls are internal,
+// so they must not reach a TorchFunctionMode.
 class NoTorchFunction {
  public:
   NoTorchFunction() : previous_{TorchFunctionTLS::get_disabled_state()} {
@@ -255,7 +255,7 @@ Stack MetaCall::effects() {
 }
 
 // The rules of `DeviceKernels::correct()` override the results of a smaller trial, and the results of a trial at the
-// call's own size override those rules.
+// call's own size override those rules. `complete()` agrees with such a trial.
 void MetaCall::correctMetaResults(const RealResults& real) {
   const NoTorchFunction no_torch_function;
   const HiddenCalls guard;
