@@ -400,8 +400,8 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   const ArgumentsBefore before{key.tensors()};
   HeldWarnings warnings;
   Stack results = runOnMetaOrCacheRefusal(plan, key);
-  const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
   pinResults(results);
+  const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
   MemoryCounter* counter = memoryCounter();
   auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
   countCall(op_, arguments(), scratch.get(), results, has_new);
