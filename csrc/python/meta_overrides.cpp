@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/EmptyTensor.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -153,10 +152,7 @@ void complete(const OperatorHandle& op, Arguments arguments, c10::Device device,
   const py::gil_scoped_acquire gil;
   const UntracedGuard untraced;
   Stack on_meta = arguments.vec();  // the program's tensors may be of subclasses with other properties
-  mapTensors(on_meta, on_meta.size(), [](const at::Tensor& tensor) {
-    return isPlain(tensor) ? emptyOnMeta(tensor)
-                           : at::Tensor{at::detail::empty_meta(tensor.sizes(), tensor.scalar_type())};
-  });
+  mapTensors(on_meta, on_meta.size(), emptyOnMeta);
   const py::object call = overrides().call(device, asDict(op, on_meta));
   results = asStack(op, (*function)(call, *asTuple(results, torch::jit::toPyObject)));
 }

@@ -70,7 +70,7 @@ def _register(functions: dict[str, Override], operators: str) -> Callable[[Overr
     return register
 
 
-_replaces = partial(_register, _REPLACING)  # the function computes the results: there is no usable Meta kernel
+_replaces = partial(_register, _REPLACING)  # the function computes the results: the Meta kernel is missing or wrong
 _wraps = partial(_register, _WRAPPING)  # the function runs the Meta kernel, with other arguments or for other results
 _completes = partial(_register, _COMPLETING)  # the function gets the results after all checks and other corrections
 

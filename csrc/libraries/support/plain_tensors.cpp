@@ -8,7 +8,6 @@
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
@@ -43,7 +42,7 @@ Storage makeZeroStorage(std::size_t nbytes) {
 }
 
 Tensor readOnlyZerosLike(const Tensor& tensor) {
-  const std::size_t nbytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
+  const std::size_t nbytes = neededBytes(tensor);
   const std::size_t size = std::max<std::size_t>(nbytes, 1);
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-vararg,hicpp-vararg): POSIX declares it so
   void* zeros = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -65,7 +64,9 @@ Tensor makeStridedTensor(Storage storage,
 }
 
 Tensor emptyOnMeta(const Tensor& tensor) {
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+  return tensor.layout() == c10::kStrided
+             ? Tensor{at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type())}
+             : Tensor{at::detail::empty_meta(tensor.sizes(), tensor.scalar_type())};
 }
 
 }  // namespace torchext

@@ -14,7 +14,7 @@ namespace torchext {
 
 // Returns true for strided tensors whose values are entirely in their storage: not for other layouts, and not for
 // quantized or nested tensors.
-TORCHEXT_API bool isPlain(const at::Tensor& tensor);
+bool isPlain(const at::Tensor& tensor);
 
 // Returns the number of bytes of its storage that a plain tensor needs, from the beginning of the storage to the end of
 // its last element.
@@ -40,7 +40,8 @@ at::Tensor makeStridedTensor(c10::Storage storage,
                              std::int64_t storage_offset,
                              c10::DispatchKeySet bits);
 
-// Makes a tensor on the meta device with the sizes, strides and dtype of `tensor`, on a new storage.
+// Makes a tensor on the meta device with the sizes, strides and dtype of `tensor`, on a new storage. For a tensor of
+// another layout, makes a contiguous one. Calls no operator.
 TORCHEXT_API at::Tensor emptyOnMeta(const at::Tensor& tensor);
 
 }  // namespace torchext

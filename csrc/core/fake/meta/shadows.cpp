@@ -1,10 +1,10 @@
 #include "shadows.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StorageImpl.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/sizes.h"
 #include "../calls/hidden_keys.h"
 #include "../layouts/layout.h"
@@ -20,11 +20,6 @@ using c10::Storage;
 using c10::TensorImpl;
 
 namespace {
-
-// Returns the stand-in for a tensor of another layout, for operators whose results do not depend on the layout.
-Tensor standInOf(const Tensor& tensor) {
-  return at::detail::empty_meta(tensor.sizes(), tensor.scalar_type());
-}
 
 Storage makeMetaStorage(std::size_t nbytes) {
   return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, toSigned(nbytes),
@@ -72,7 +67,7 @@ Tensor Shadows::of(const Tensor& tensor) {
     return realNumber(tensor);
   }
   if (layoutOf(tensor) != nullptr) {
-    return standInOf(tensor);
+    return emptyOnMeta(tensor);  // for operators whose results do not depend on the layout
   }
   Tensor shadow = kind_ == Kind::kMeta ? metaOf(tensor, of(tensor.storage()))
                                        : makeFakeTensor(of(tensor.storage()), *tensor.unsafeGetTensorImpl());
