@@ -32,6 +32,12 @@ def element(tensor: Tensor, n: int) -> Tensor:
     return tensor.view(-1)[n % tensor.numel()]
 
 
+def unfolded(tensor: Tensor, n: int) -> Tensor:
+    """Return windows over `tensor`. Those of large tensors do not overlap: threads would write them in any order."""
+    size = 1 + n % 3
+    return tensor.unfold(-1, size, size if tensor.numel() >= 2**15 else 1 + n % 2)
+
+
 def normal(a: Tensor, n: int, **out: Tensor) -> Tensor:
     """Draw into floats. For other dtypes and empty tensors the Meta kernel's error differs."""
     if not all(tensor.is_floating_point() for tensor in out.values()):
@@ -141,7 +147,7 @@ ACTIONS: dict[str, Action] = {
     "row": lambda m, a, b, n: a.select(-1, n % a.shape[-1]),
     "copy_of_row": lambda m, a, b, n: a.select(-1, n % a.shape[-1]).clone(),
     "as_complex": lambda m, a, b, n: torch.view_as_complex(a[..., :2]),
-    "unfold": lambda m, a, b, n: a.unfold(-1, 1 + n % 3, 1 + n % 2),
+    "unfold": lambda m, a, b, n: unfolded(a, n),
     "overlap": lambda m, a, b, n: a.as_strided((3, 2), (1, 1), n % 2),
     "movedim": lambda m, a, b, n: a.movedim(0, -1),
     "on_storage": lambda m, a, b, n: torch.empty(0, dtype=torch.uint8).set_(a.untyped_storage()),
