@@ -1,12 +1,10 @@
 #include "elementwise_steps.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
@@ -17,13 +15,11 @@
 #include "../../libraries/support/kernels_only.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../tapes/replay_fill.h"
+#include "part_rules.h"
 
 namespace torchext {
 
 namespace {
-
-constexpr std::array<std::string_view, 6> kElementwise{"aten::mul", "aten::div", "aten::add",
-                                                       "aten::sub", "aten::neg", "aten::abs"};
 
 bool isFloatingPoint(const Geometry& geometry) {
   return c10::isFloatingType(c10::typeMetaToScalarType(geometry.dtype)) &&
@@ -57,16 +53,15 @@ bool takesSafeNumbers(const OpNode& node) {
 
 // Returns `mul_` for `mul_` and `mul`: names of in-place operators end in an underscore.
 std::optional<OperatorHandle> inPlace(const OperatorHandle& op) {
+  const std::string& overload = op.schema().overload_name();
+  if (partKindOf(op) != PartKind::kArithmetic || (!overload.empty() && overload != "Tensor")) {
+    return std::nullopt;
+  }
   std::string name = op.schema().name();
   if (name.back() != '_') {
     name += '_';
   }
-  const bool rounds_once = isAmong(kElementwise, std::string_view{name}.substr(0, name.size() - 1)) &&
-                           (op.schema().overload_name().empty() || op.schema().overload_name() == "Tensor");
-  if (!rounds_once) {
-    return std::nullopt;
-  }
-  return c10::Dispatcher::singleton().findSchema({name, op.schema().overload_name()});
+  return c10::Dispatcher::singleton().findSchema({name, overload});
 }
 
 // Returns true for a copy to another dtype in unpinned memory of the CPU.

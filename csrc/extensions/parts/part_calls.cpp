@@ -9,7 +9,7 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../libraries/fills/part_fill.h"
+#include "../../libraries/fills/fill.h"
 #include "../../libraries/support/stack_utils.h"
 #include "value_parts.h"
 

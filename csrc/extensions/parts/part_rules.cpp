@@ -1,16 +1,13 @@
 #include "part_rules.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string>
-#include <string_view>
 
 #include <c10/util/irange.h>
 
 #include "../../core/deferred_init/plan/liveness.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../libraries/fills/part_fill.h"
+#include "../../libraries/fills/fill.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../tapes/replay_fill.h"
@@ -21,29 +18,8 @@ namespace torchext {
 
 namespace {
 
-// Each of these operators also has an in-place variant, whose name ends in an underscore.
-constexpr std::array<std::string_view, 7> kArithmetic{"aten::mul", "aten::div", "aten::add",  "aten::sub",
-                                                      "aten::neg", "aten::abs", "aten::clamp"};
-constexpr std::array<std::string_view, 7> kCopies{"aten::copy_", "aten::clone",       "aten::_to_copy", "aten::fill_",
-                                                  "aten::zero_", "aten::masked_fill", "aten::where"};
-constexpr std::array<std::string_view, 6> kMoves{"aten::flip", "aten::roll",   "aten::tril",
-                                                 "aten::triu", "aten::repeat", "aten::index_select"};
-constexpr std::array<std::string_view, 3> kZeros{"aten::zeros", "aten::zeros_like", "aten::new_zeros"};
-constexpr std::array<std::string_view, 3> kOnes{"aten::ones", "aten::ones_like", "aten::new_ones"};
-constexpr std::array<std::string_view, 3> kFull{"aten::full", "aten::full_like", "aten::new_full"};
-
-const std::string& nameOf(const OpNode& node) {
-  return node.op().schema().name();
-}
-
-bool isNamed(const OpNode& node, std::string_view name) {
-  return nameOf(node) == name;
-}
-
-template <std::size_t N>
-bool isOneOf(const std::array<std::string_view, N>& names, const OpNode& node) {
-  const std::string_view name = nameOf(node);
-  return isAmong(names, name) || (name.back() == '_' && isAmong(names, name.substr(0, name.size() - 1)));
+PartKind kindOf(const OpNode& node) {
+  return partKindOf(node.op());
 }
 
 c10::ScalarType dtypeOf(const Geometry& geometry) {
@@ -145,7 +121,7 @@ bool convertsArguments(const OpNode& node) {
 // A sum with a factor is rounded once or twice. The zero that `clamp(min=0)` returns for -0 depends on the instruction.
 bool hasOneResult(const OpNode& node) {
   const auto is_nonzero = [](const IValue& bound) { return bound.isNone() || !bound.toScalar().equal(0); };
-  if (isNamed(node, "aten::clamp") || isNamed(node, "aten::clamp_")) {
+  if (kindOf(node) == PartKind::kClamp) {
     return node.tensors().size() == 1 && is_nonzero(argumentOf(node, "min")) && is_nonzero(argumentOf(node, "max"));
   }
   if (findArgument(node.op().schema(), "rounding_mode") >= 0) {
@@ -160,24 +136,26 @@ bool isElementwise(const OpNode& node) {
   if (mayOverflow(node)) {
     return false;
   }
-  if (isOneOf(kArithmetic, node)) {
-    return areReal(node) && hasOneResult(node) && !convertsArguments(node);
+  const auto has_dtype = [&node](const TensorArgument& argument) {
+    return dtypeOf(argument) == dtypeOf(writtenGeometry(node));
+  };
+  switch (kindOf(node)) {
+    case PartKind::kArithmetic:
+    case PartKind::kClamp:
+      return areReal(node) && hasOneResult(node) && !convertsArguments(node);
+    case PartKind::kSelect:
+      return node.tensors().size() == 3 && std::all_of(node.tensors().begin() + 1, node.tensors().end(), has_dtype);
+    default:
+      return kindOf(node) == PartKind::kCopy || kindOf(node) == PartKind::kFill;
   }
-  if (isNamed(node, "aten::where")) {
-    const auto has_dtype = [&node](const TensorArgument& argument) {
-      return dtypeOf(argument) == dtypeOf(writtenGeometry(node));
-    };
-    return node.tensors().size() == 3 && std::all_of(node.tensors().begin() + 1, node.tensors().end(), has_dtype);
-  }
-  return isOneOf(kCopies, node);
 }
 
 bool isConcatenation(const OpNode& node) {
-  if (!isNamed(node, "aten::cat") && !isNamed(node, "aten::stack")) {
+  if (kindOf(node) != PartKind::kConcatenate && kindOf(node) != PartKind::kStack) {
     return false;
   }
   const auto& sizes = writtenGeometry(node).sizes;
-  const std::size_t rank = isNamed(node, "aten::stack") ? sizes.size() - 1 : sizes.size();
+  const std::size_t rank = kindOf(node) == PartKind::kStack ? sizes.size() - 1 : sizes.size();
   return std::all_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
     return dtypeOf(argument) == dtypeOf(writtenGeometry(node)) && sizesOf(argument).size() == rank;
   });
@@ -245,7 +223,7 @@ std::size_t dimensionOf(const OpNode& node) {
 
 // Returns the piece of each argument of `cat` and `stack`.
 std::vector<std::optional<Piece>> piecesOfConcatenation(const OpNode& node, const IndexRanges& ranges) {
-  const bool stacks = isNamed(node, "aten::stack");
+  const bool stacks = kindOf(node) == PartKind::kStack;
   const std::size_t dim = dimensionOf(node);
   std::int64_t begin = 0;
   std::vector<std::optional<Piece>> pieces;
@@ -281,6 +259,25 @@ std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& range
 }
 
 }  // namespace
+
+const OperatorTable<PartKind> partKindOf{
+    "compute parts of their results, and run on stretches of a random fill",
+    {{PartKind::kArithmetic,
+      {"aten::mul", "aten::mul_", "aten::div", "aten::div_", "aten::add", "aten::add_", "aten::sub", "aten::sub_",
+       "aten::neg", "aten::neg_", "aten::abs", "aten::abs_"}},
+     {PartKind::kClamp, {"aten::clamp", "aten::clamp_"}},
+     {PartKind::kCopy, {"aten::copy_", "aten::clone", "aten::_to_copy"}},
+     {PartKind::kFill, {"aten::fill_", "aten::zero_", "aten::masked_fill", "aten::masked_fill_"}},
+     {PartKind::kSelect, {"aten::where"}},
+     {PartKind::kMove,
+      {"aten::flip", "aten::roll", "aten::tril", "aten::tril_", "aten::triu", "aten::triu_", "aten::repeat",
+       "aten::index_select"}},
+     {PartKind::kZeros, {"aten::zeros", "aten::zeros_like", "aten::new_zeros"}},
+     {PartKind::kOnes, {"aten::ones", "aten::ones_like", "aten::new_ones"}},
+     {PartKind::kFull, {"aten::full", "aten::full_like", "aten::new_full"}},
+     {PartKind::kConcatenate, {"aten::cat"}},
+     {PartKind::kStack, {"aten::stack"}},
+     {PartKind::kPad, {"aten::constant_pad_nd"}}}};
 
 // A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
 // has no rule here.
@@ -318,24 +315,20 @@ PartRule ruleOf(const OpNode& node) {
   if (isConcatenation(node)) {
     return PartRule::kConcatenation;
   }
-  if (isNamed(node, "aten::constant_pad_nd")) {
+  if (kindOf(node) == PartKind::kPad) {
     return PartRule::kPadding;
   }
   if (isRandomFill(node)) {
     return PartRule::kRandomFill;
   }
-  return isOneOf(kMoves, node) ? PartRule::kAnyLayout : PartRule::kNone;
+  return kindOf(node) == PartKind::kMove ? PartRule::kAnyLayout : PartRule::kNone;
 }
 
 std::optional<std::size_t> copiedArgument(const OpNode& node) {
-  const bool is_copy = isNamed(node, "aten::copy_") || isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
-  if (!is_copy || !writesOneTensor(node) || readsWhatItWrites(node)) {
+  if (kindOf(node) != PartKind::kCopy || hasOut(node.op()) || !writesOneTensor(node) || readsWhatItWrites(node)) {
     return std::nullopt;
   }
   const bool is_clone = !node.written().front().is_argument;
-  if (!is_clone && !isNamed(node, "aten::copy_")) {
-    return std::nullopt;  // with an `out`
-  }
   const std::size_t source = is_clone ? 0 : 1;
   const TensorArgument& argument = node.tensors()[source];
   const Geometry& written = writtenGeometry(node);
@@ -382,24 +375,27 @@ std::vector<std::optional<IndexRanges>> readsForPart(const OpNode& node, PartRul
 }
 
 std::optional<c10::Scalar> constantOf(const OpNode& node) {
-  if (isOneOf(kFull, node)) {
-    return argumentOf(node, "fill_value").toScalar();
+  switch (kindOf(node)) {
+    case PartKind::kFull:
+      return argumentOf(node, "fill_value").toScalar();
+    case PartKind::kOnes:
+      return 1;
+    case PartKind::kZeros:
+      return 0;
+    default:
+      return std::nullopt;
   }
-  if (isOneOf(kOnes, node)) {
-    return 1;
-  }
-  return isOneOf(kZeros, node) ? std::optional{c10::Scalar{0}} : std::nullopt;
 }
 
 bool isWrittenDirectly(const OpNode& node) {
-  return isNamed(node, "aten::clone") || isNamed(node, "aten::_to_copy");
+  return kindOf(node) == PartKind::kCopy && !isWritten(node.op().schema().arguments().front());
 }
 
 // On the CPU, an argument of another dtype is converted as a whole before, and a result afterwards. Copies convert one
 // element at a time.
 std::size_t bytesOfConversions(const OpNode& node, std::size_t elements) {
-  const bool is_where = isNamed(node, "aten::where");
-  if (!is_where && isOneOf(kCopies, node)) {
+  const PartKind kind = kindOf(node);
+  if (kind == PartKind::kCopy || kind == PartKind::kFill) {
     return 0;
   }
   const c10::ScalarType result = dtypeOf(writtenGeometry(node));
@@ -407,7 +403,7 @@ std::size_t bytesOfConversions(const OpNode& node, std::size_t elements) {
   for (const auto i : c10::irange(node.tensors().size())) {
     const TensorArgument& argument = node.tensors()[i];
     const auto dtype = dtypeOf(argument);
-    const bool is_condition = is_where && i == 0;
+    const bool is_condition = kind == PartKind::kSelect && i == 0;
     if (dtype && !sizesOf(argument).empty() && !argument.device && !is_condition) {
       tensors.emplace_back(*dtype, std::min(elements, toSize(c10::multiply_integers(sizesOf(argument)))));
     }
@@ -437,7 +433,8 @@ bool hasManyNans(const OpNode& node) {
   if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) {
     return false;
   }
-  const bool is_arithmetic = isOneOf(kArithmetic, node);
+  const bool clamps = kindOf(node) == PartKind::kClamp;
+  const bool is_arithmetic = clamps || kindOf(node) == PartKind::kArithmetic;
   const auto mixes = [&](const TensorArgument& argument) {
     const auto other = dtypeOf(argument);
     return other && *other != dtype && !argument.device && (isHalf(dtype) || isHalf(*other));
@@ -449,7 +446,6 @@ bool hasManyNans(const OpNode& node) {
     return !argument.number || argument.number->isComplex() || std::isfinite(argument.number->toDouble());
   };
   const bool are_finite = std::all_of(node.tensors().begin(), node.tensors().end(), is_finite);
-  const bool clamps = isNamed(node, "aten::clamp") || isNamed(node, "aten::clamp_");
   return converts || (is_arithmetic && (isHalf(dtype) || tensors > 1 || clamps || !are_finite));
 }
 

@@ -4,7 +4,7 @@
 //
 // An operator runs for a part of its output only if the bits of an element depend neither on the elements computed with
 // it nor on their memory layout. This holds for copies, for fills with a number, for random fills by
-// libraries/fills/part_fill.h, and for IEEE 754 operations, which have one result. It does not hold for operators such
+// libraries/fills/fill.h, and for IEEE 754 operations, which have one result. It does not hold for operators such
 // as `exp`, which use other code for the elements that do not fill a vector, nor for matrix products and reductions,
 // whose order depends on sizes. Those run as they were recorded.
 //
@@ -22,9 +22,28 @@
 #include "../../core/deferred_init/plan/parts.h"
 #include "../../libraries/fills/random_fill.h"
 #include "../../libraries/fills/truncated_fill.h"
+#include "../../libraries/support/operator_table.h"
 #include "grid.h"
 
 namespace torchext {
+
+// The kind of an operator, for parts of its results and for steps after a fill.
+enum class PartKind : std::uint8_t {
+  kNone,
+  kArithmetic,  // one IEEE 754 operation for each element
+  kClamp,
+  kCopy,    // of one tensor, perhaps with another dtype
+  kFill,    // with a number
+  kSelect,  // of elements of two tensors
+  kMove,    // of elements, or their repetition
+  kZeros,
+  kOnes,
+  kFull,
+  kConcatenate,
+  kStack,
+  kPad,
+};
+extern const OperatorTable<PartKind> partKindOf;
 
 // `PartRules::ruleOf()` and `PartRules::copiedArgument()`.
 PartRule ruleOf(const OpNode& node);
