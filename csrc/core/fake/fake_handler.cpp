@@ -113,13 +113,12 @@ class FakeCall {
   void pinMemory();
   void decompose();
   void runOnMetaAndCache(const MetaPlan& plan, const CallKey& key);
-  Stack runOnMetaOrCacheRefusal(const MetaPlan& plan, const CallKey& key);
+  std::shared_ptr<const KernelScratch> scratchOf(c10::ArrayRef<IValue> results) const;
   template <typename Values>
   void replaceArguments(Values results);
   void followValues(c10::ArrayRef<IValue> results, bool makes_values) const;
   bool makesValues(c10::ArrayRef<IValue> results) const;
   void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const;
-  void pinResults(c10::ArrayRef<IValue> results) const;
 
   c10::ArrayRef<IValue> arguments() const {
     return topOf(stack_, num_arguments_);
@@ -323,8 +322,7 @@ bool FakeCall::tryCached(const CallKey& key) {
   return true;
 }
 
-// Recomputes the results of a cached call: NOTE [Checking hits]. Not called for recipes that resize, so the call has no
-// effects on its arguments.
+// Describes a cached call again: NOTE [Checking hits]. Not called for recipes that resize.
 std::shared_ptr<const ResultRecipe> FakeCall::recompute(const CallKey& key) const {
   const OwnComputation own;
   const FakeDecision decision = decide();
@@ -332,14 +330,15 @@ std::shared_ptr<const ResultRecipe> FakeCall::recompute(const CallKey& key) cons
     return nullptr;
   }
   HeldWarnings warnings;
-  std::exception_ptr refusal;
-  Stack results = runOnMeta(op_, stack_, decision.plan, refusal);
-  pinResults(results);
-  MemoryCounter* counter = memoryCounter();
-  auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
-  takeUncounted();
+  const auto recipe = describeOnMeta(op_, stack_, key.tensors(), decision.plan);
   warnings.consume();
-  return ResultRecipe::learn(op_, key.tensors(), /*resizes=*/false, makesValues(results), results, std::move(scratch));
+  if (!recipe->isRepeatable() || recipe->resizes()) {
+    return nullptr;
+  }
+  const Results results = recipe->make(key.tensors());
+  recipe->complete(makesValues(results), scratchOf(results));
+  takeUncounted();
+  return recipe;
 }
 
 // Kernels call factories to allocate their results, which must not be fake.
@@ -383,47 +382,28 @@ void FakeCall::decompose() {
   }
 }
 
-Stack FakeCall::runOnMetaOrCacheRefusal(const MetaPlan& plan, const CallKey& key) {
-  std::exception_ptr refusal;
-  try {
-    return runOnMeta(op_, stack_, plan, refusal);
-  } catch (const c10::Error&) {
-    if (refusal && key.isComplete()) {
-      metadataCache().remember(key, ResultRecipe::refusing(op_, std::move(refusal)));
-    }
-    throw;
-  }
-}
-
 void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
-  const ArgumentsBefore before{key.tensors()};
   HeldWarnings warnings;
-  Stack results = runOnMetaOrCacheRefusal(plan, key);
-  pinResults(results);
-  const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
-  MemoryCounter* counter = memoryCounter();
-  auto scratch = counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
-  countCall(op_, arguments(), scratch.get(), results, has_new);
+  const auto tensors = distinctTensors(arguments());
+  const auto recipe = describeOnMeta(op_, stack_, tensors, plan);
   // A call that warns is not cached, because it must warn again.
-  const CallKey key_after{op_, stack_};
-  const bool can_be_repeated = key.isComplete() && warnings.isEmpty() && !before.areMovedOrWarnedOf(op_, key.tensors());
-  metadataCache().remember(key, can_be_repeated
-                                    ? ResultRecipe::learn(op_, key.tensors(), key_after.words() != key.words(),
-                                                          makesValues(results), results, std::move(scratch))
-                                    : nullptr);
-  followValues(results, makesValues(results));
+  const bool can_be_repeated = key.isComplete() && recipe->isRepeatable() && warnings.isEmpty();
+  if (recipe->refuses() && can_be_repeated) {
+    metadataCache().remember(key, recipe);
+  }
+  Results results = recipe->make(tensors);
+  const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
+  recipe->complete(makesValues(results), scratchOf(results));
+  countCall(op_, arguments(), recipe->scratch(), results, has_new);
+  metadataCache().remember(key, can_be_repeated ? recipe : nullptr);
+  followValues(results, recipe->makesValues());
   replaceArguments(std::move(results));
 }
 
-void FakeCall::pinResults(c10::ArrayRef<IValue> results) const {
-  if (makesPinned(op_, arguments())) {
-    forEachTensor(results, [](const Tensor& result) {
-      if (result.has_storage()) {
-        pinStorage(result.storage());
-      }
-    });
-  }
+std::shared_ptr<const KernelScratch> FakeCall::scratchOf(c10::ArrayRef<IValue> results) const {
+  MemoryCounter* counter = memoryCounter();
+  return counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
 }
 
 // NOTE [Counting memory by storage]

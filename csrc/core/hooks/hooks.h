@@ -336,11 +336,10 @@ struct KernelTrials {
       [](const at::Tensor& /*real*/, const at::Tensor& meta) { return c10::DimVector(meta.strides()); }};
 
   // For an operator without a Meta kernel, or with one that refuses what the CPU kernel accepts: whether its CPU kernel
-  // may run on zeros, and the fakes that result.
+  // may run on zeros, and the recipe of the call on `device` that this shows, or null if it fails.
   Hook<bool(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> mayRunOnZeros;
-  Hook<std::optional<torch::jit::Stack>(
-      const c10::OperatorHandle& op, const torch::jit::Stack& stack, c10::Device device)>
-      runOnZeros;
+  Hook<std::shared_ptr<ResultRecipe>(const c10::OperatorHandle& op, const torch::jit::Stack& stack, c10::Device device)>
+      describeOnZeros;
 };
 
 using CallOnStack = c10::function_ref<void(torch::jit::Stack& stack)>;

@@ -6,6 +6,7 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/core/GradMode.h>
 
+#include "../../core/fake/cache/result_recipe.h"
 #include "../../core/fake/calls/errors.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/hooks/hooks.h"
@@ -41,8 +42,8 @@ const OperatorSet keepsFormatOnCpuOnly{
 void sizeWorkspace(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
   if (!c10::GradMode::is_enabled()) {
     results.back() = Tensor{};
-  } else if (auto on_zeros = hooks().trials.runOnZeros(op, arguments.vec(), device)) {
-    results.back() = std::move(on_zeros->back());
+  } else if (const auto on_zeros = hooks().trials.describeOnZeros(op, arguments.vec(), device)) {
+    results.back() = on_zeros->make(distinctTensors(arguments)).back();
   } else if (isRecording()) {
     TORCHEXT_THROW(UnsupportedOperatorError,
                    c10::str("Cannot determine the workspace size of `", op.operator_name(), "`."));

@@ -12,7 +12,7 @@
 
 #include "../../core/fake/cache/call_key.h"
 #include "../../core/fake/cache/metadata_cache.h"
-#include "../../core/fake/cache/result_recipe.h"
+#include "../../core/fake/cache/recipe_builder.h"
 #include "../../core/fake/calls/device_index.h"
 #include "../../core/fake/calls/errors.h"
 #include "../../core/fake/calls/op_traits.h"
@@ -177,9 +177,19 @@ class RemediedCall {
   }
 
   void remember(ArrayRef<IValue> results) const {
-    if (key_.isComplete() && CallKey{op_, described_}.words() == key_.words()) {
-      metadataCache().remember(key_, ResultRecipe::learn(op_, key_.tensors(), /*resizes=*/false, /*makes_values=*/false,
-                                                         results, /*scratch=*/nullptr));
+    const bool are_plain =
+        allTensors(results, [](const Tensor& result) { return isFake(result) && !isSparse(result); });
+    if (are_plain && key_.isComplete() && CallKey{op_, described_}.words() == key_.words()) {
+      Substitution themselves;
+      for (const Tensor* tensor : key_.tensors()) {
+        themselves.add(*tensor, *tensor);
+      }
+      RecipeBuilder recipe{op_, key_.tensors(), themselves};
+      for (const IValue& result : results) {
+        recipe.addResult(result, c10::kCPU);  // each has its own device
+      }
+      auto built = std::move(recipe).build(/*pins=*/false);
+      metadataCache().remember(key_, built->isRepeatable() ? std::move(built) : nullptr);
     }
   }
 

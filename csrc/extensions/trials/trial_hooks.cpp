@@ -16,7 +16,7 @@ void registerKernelTrials() {
   trials.correctStrides = &correctStridesByReal;
   trials.stridesLike = &stridesLike;
   trials.mayRunOnZeros = &mayRunOnZeros;
-  trials.runOnZeros = &tryRunOnZeros;
+  trials.describeOnZeros = &describeOnZeros;
 }
 
 }  // namespace torchext

@@ -12,6 +12,7 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../core/fake/cache/recipe_builder.h"
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/substitution.h"
@@ -53,8 +54,8 @@ class ZeroArguments {
   // widened.
   bool canBeFollowed() const;
 
-  // Gives resized fakes the geometry of their zeros.
-  void resizeOriginals() const;
+  // Adds the geometry of resized zeros.
+  void describeResized(RecipeBuilder& recipe) const;
 
  private:
   // A storage of zeros, and its size before the call.
@@ -119,11 +120,12 @@ bool ZeroArguments::canBeFollowed() const {
   });
 }
 
-void ZeroArguments::resizeOriginals() const {
+void ZeroArguments::describeResized(RecipeBuilder& recipe) const {
   for (const auto i : c10::irange(made_.size())) {
     if (isResized(i)) {
-      FakeTensorImpl::resizeLike(*pairs_.originals()[i].unsafeGetTensorImpl(),
-                                 *pairs_.substitutes()[i].unsafeGetTensorImpl(), made_[i].storage.nbytes());
+      const Tensor& original = pairs_.originals()[i];
+      const IValue zeros{pairs_.substitutes()[i]};
+      recipe.addWritten(original, zeros.toTensor(), original.storage(), &zeros, /*has_sizes=*/true);
     }
   }
 }
@@ -185,18 +187,19 @@ bool tryCall(const OperatorHandle& op, Stack& stack) {
   }
 }
 
-// `half` is the dtype of those results of the call that are float32 in the widened call.
-Tensor toFake(const Tensor& real, const Substitution& zeros, c10::Device device, std::optional<c10::ScalarType> half) {
-  if (const Tensor* original = zeros.originalOf(*real.unsafeGetTensorImpl())) {
-    return *original;
-  }
-  if (const Tensor* base = zeros.originalWithSubstituteOn(real.storage())) {
-    return makeFakeView(*base, *real.unsafeGetTensorImpl());
+// Returns a meta tensor like a result that is on new memory, and other results unchanged. `half` is the dtype of those
+// results of the call that are float32 in the widened call.
+Tensor onMeta(const Tensor& real, const Substitution& zeros, std::optional<c10::ScalarType> half) {
+  if (zeros.originalOf(*real.unsafeGetTensorImpl()) != nullptr ||
+      zeros.originalWithSubstituteOn(real.storage()) != nullptr) {
+    return real;
   }
   const bool is_widened = half && real.scalar_type() == c10::kFloat;
-  const Tensor own = is_widened ? Tensor{at::detail::empty_strided_meta(real.sizes(), real.strides(), *half)} : real;
-  const std::size_t nbytes = real.storage().nbytes() / (is_widened ? 2 : 1);
-  return makeFakeTensor(makeFakeStorage(nbytes, device), *own.unsafeGetTensorImpl());
+  const Tensor meta{
+      at::detail::empty_strided_meta(real.sizes(), real.strides(), is_widened ? *half : real.scalar_type())};
+  meta.unsafeGetTensorImpl()->set_storage_offset(real.storage_offset());
+  meta.storage().set_nbytes(real.storage().nbytes() / (is_widened ? 2 : 1));
+  return meta;
 }
 
 // Returns float16 or bfloat16 if it is the only floating-point dtype in the call.
@@ -213,18 +216,24 @@ std::optional<c10::ScalarType> halfOf(c10::ArrayRef<c10::IValue> arguments) {
   return is_only ? half : std::nullopt;
 }
 
-std::optional<Stack> tryRun(const OperatorHandle& op,
-                            const Stack& stack,
-                            c10::Device device,
-                            std::optional<c10::ScalarType> half) {
+std::shared_ptr<ResultRecipe> describe(const OperatorHandle& op,
+                                       const Stack& stack,
+                                       c10::Device device,
+                                       std::optional<c10::ScalarType> half) {
   ZeroArguments zeros{half};
   Stack real = withZeros(op, stack, zeros);
   if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealArgumentsViewedBy(real)) {
-    return std::nullopt;
+    return nullptr;
   }
-  mapTensors(real, real.size(), [&](const Tensor& result) { return toFake(result, zeros.pairs(), device, half); });
-  zeros.resizeOriginals();
-  return real;
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const auto tensors = distinctTensors(arguments);
+  RecipeBuilder recipe{op, tensors, zeros.pairs()};
+  zeros.describeResized(recipe);
+  mapTensors(real, real.size(), [&](const Tensor& result) { return onMeta(result, zeros.pairs(), half); });
+  for (const IValue& result : real) {
+    recipe.addResult(result, device);
+  }
+  return std::move(recipe).build(makesPinned(op, arguments));
 }
 
 }  // namespace
@@ -236,17 +245,17 @@ bool mayRunOnZeros(const OperatorHandle& op, const Stack& stack) {
          op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && areSmallAndPlain(op, stack);
 }
 
-std::optional<Stack> tryRunOnZeros(const OperatorHandle& op, const Stack& stack, c10::Device device) {
+std::shared_ptr<ResultRecipe> describeOnZeros(const OperatorHandle& op, const Stack& stack, c10::Device device) {
   if (!mayRunOnZeros(op, stack)) {
-    return std::nullopt;
+    return nullptr;
   }
-  auto results = tryRun(op, stack, device, std::nullopt);
-  if (results || device.is_cpu()) {
-    return results;
+  auto recipe = describe(op, stack, device, std::nullopt);
+  if (recipe != nullptr || device.is_cpu()) {
+    return recipe;
   }
   // Some CUDA kernels support 16-bit dtypes that CPU kernels do not (`multi_margin_loss_backward`).
   const auto half = halfOf(topOf(stack, op.schema().arguments().size()));
-  return half ? tryRun(op, stack, device, half) : std::nullopt;
+  return half ? describe(op, stack, device, half) : nullptr;
 }
 
 }  // namespace torchext

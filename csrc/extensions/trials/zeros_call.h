@@ -1,10 +1,13 @@
 #pragma once
 
-#include <optional>
+#include <cstddef>
+#include <memory>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
+
+#include "../../core/fake/cache/result_recipe.h"
 
 namespace torchext {
 
@@ -23,10 +26,10 @@ constexpr std::size_t kMaxZeroBytes = std::size_t{1} << 30U;
 // Returns true if that is allowed for a call of `op` with the arguments on top of `stack`.
 bool mayRunOnZeros(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns the fake results on `device` of a call of `op` with the arguments on top of `stack`, or nothing if the call
-// is not allowed or fails on zeros.
-std::optional<torch::jit::Stack> tryRunOnZeros(const c10::OperatorHandle& op,
-                                               const torch::jit::Stack& stack,
-                                               c10::Device device);
+// Returns the recipe of a call of `op` on `device` with the arguments on top of `stack`, or null if the call is not
+// allowed or fails on zeros.
+std::shared_ptr<ResultRecipe> describeOnZeros(const c10::OperatorHandle& op,
+                                              const torch::jit::Stack& stack,
+                                              c10::Device device);
 
 }  // namespace torchext

@@ -2,13 +2,14 @@
 
 #include <exception>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/util/DimVector.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
 
 #include "../storage/storage_memory.h"
@@ -18,39 +19,35 @@ namespace torchext {
 
 using Results = c10::SmallVector<c10::IValue, 4>;
 
-// The storages and sizes of a call's arguments before the call.
-class ArgumentsBefore {
- public:
-  explicit ArgumentsBefore(c10::ArrayRef<const at::Tensor*> arguments);
+// The distinct tensors among the arguments of a call, in order.
+using CallTensors = c10::ArrayRef<const at::Tensor*>;
 
-  // Returns true if a call of `op` has moved an argument to another storage, or has resized a tensor that has elements.
-  // PyTorch warns about such resizing each time, except for operators whose purpose is to change metadata.
-  bool areMovedOrWarnedOf(const c10::OperatorHandle& op, c10::ArrayRef<const at::Tensor*> arguments) const;
+// Returns them. The pointers refer to `arguments`.
+c10::SmallVector<const at::Tensor*, 8> distinctTensors(Arguments arguments);
 
- private:
-  struct Entry {
-    const c10::StorageImpl* storage;  // only compared; a new storage at the address of a freed one also counts as moved
-    c10::DimVector sizes;
-  };
-  c10::SmallVector<Entry, 4> entries_;
-};
-
-// Describes how to recreate the results of a call for other tensors with the same metadata, or holds its refusal.
+// The effects of a call on fakes: its results and the new metadata of its arguments, or its refusal. Made by a
+// RecipeBuilder, without touching a fake, and applied by `make()`: after a miss to the tensors of the call itself, and
+// after a hit of the cache to other tensors with the same metadata.
 class ResultRecipe {
  public:
-  // Creates the recipe of a call of `op` on `arguments` that returned `results`. `resizes`: whether the call changed
-  // the metadata of its arguments. `makes_values`: whether the results may have known values although the arguments
-  // have none. `scratch`: the temporary buffers of the kernel, or null. Returns null if the results cannot be recreated
-  // from the arguments' metadata alone (`hasPureKernels()`).
-  static std::shared_ptr<const ResultRecipe> learn(const c10::OperatorHandle& op,
-                                                   c10::ArrayRef<const at::Tensor*> arguments,
-                                                   bool resizes,
-                                                   bool makes_values,
-                                                   c10::ArrayRef<c10::IValue> results,
-                                                   std::shared_ptr<const KernelScratch> scratch);
+  // Without results, which a RecipeBuilder adds.
+  explicit ResultRecipe(const c10::OperatorHandle& op);
 
   // Returns the recipe of a call of `op` that real tensors refuse.
-  static std::shared_ptr<const ResultRecipe> refusing(const c10::OperatorHandle& op, std::exception_ptr refusal);
+  static std::shared_ptr<ResultRecipe> refusing(const c10::OperatorHandle& op, std::exception_ptr refusal);
+
+  // Returns true if the recipe is right for all calls with an equal key. PyTorch warns about some changes of arguments
+  // each time, and kernels of other libraries may depend on anything (`hasPureKernels()`).
+  bool isRepeatable() const noexcept {
+    return is_repeatable_;
+  }
+
+  // Adds facts that depend on the results. `makes_values`: whether they may have known values although the arguments
+  // have none. `scratch`: the temporary buffers of the kernel, or null.
+  void complete(bool makes_values, std::shared_ptr<const KernelScratch> scratch) noexcept {
+    makes_values_ = makes_values;
+    scratch_ = std::move(scratch);
+  }
 
   bool makesValues() const noexcept {
     return makes_values_;
@@ -61,28 +58,28 @@ class ResultRecipe {
   }
 
   // Returns false if the recipe would resize a result of `detach()`, which must not be resized.
-  bool canBeMade(c10::ArrayRef<const at::Tensor*> arguments) const;
+  bool canBeMade(CallTensors arguments) const;
 
-  // Returns the results for `arguments` and resizes these as the call did, or raises the refusal.
-  Results make(c10::ArrayRef<const at::Tensor*> arguments) const;
+  // Returns the results for `arguments` and changes these as the call did, or raises the refusal.
+  Results make(CallTensors arguments) const;
 
   // Returns the only result of a call that returns a new tensor. The recipe must neither refuse nor resize.
-  at::Tensor makeOne(c10::ArrayRef<const at::Tensor*> arguments) const;
+  at::Tensor makeOne(CallTensors arguments) const;
 
-  // Resizes `arguments` as the call did. Enough for a call that returns only arguments.
-  void resize(c10::ArrayRef<const at::Tensor*> arguments) const;
+  // Changes `arguments` as the call did. Enough for a call that returns only arguments.
+  void resize(CallTensors arguments) const;
 
   const KernelScratch* scratch() const noexcept {
     return scratch_.get();
   }
 
-  // Returns true if `make()` resizes arguments.
+  // Returns true if `make()` changes arguments.
   bool resizes() const noexcept {
-    return !resized_.empty();
+    return !changed_.empty();
   }
 
  private:
-  friend class RecipeLearner;
+  friend class RecipeBuilder;
   friend class RecipeMaker;
   friend class RecipeText;  // for checks of hits, in an extension
 
@@ -98,31 +95,34 @@ class ResultRecipe {
   struct ValueRecipe {
     bool is_list = false;
     std::vector<TensorRecipe> tensors;
-    // A value that is neither a tensor nor a list of tensors.
+    // A value that is neither a tensor nor a list of tensors. If it contains tensors, `tensors` replace them.
     c10::IValue other;
   };
 
   // The metadata of an argument after the call.
-  struct Resized {
+  struct Changed {
     std::size_t number;
     c10::intrusive_ptr<c10::TensorImpl> form;
     std::size_t nbytes;
+    c10::Storage moved_to;  // null if it stays on its storage
   };
 
   struct NewStorage {
     std::size_t nbytes;
     c10::Device device;
     bool is_pinned;
+    c10::Storage given;  // an argument of the call that is used in its place, or null
   };
 
   // Kept alive so that their identities, which are part of the call's key, stay unique.
   CallKernels kernels_;
   std::vector<ValueRecipe> values_;
   std::vector<NewStorage> new_storages_;
-  std::vector<Resized> resized_;
+  std::vector<Changed> changed_;
   std::shared_ptr<const KernelScratch> scratch_;
   std::exception_ptr refusal_;
   bool makes_values_ = false;
+  bool is_repeatable_;
 };
 
 }  // namespace torchext

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
+#include "../cache/recipe_builder.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
@@ -29,7 +31,6 @@
 #include "device_rules.h"
 #include "meta_kernel.h"
 #include "shadows.h"
-#include "written_arguments.h"
 #include "zero_tensors.h"
 
 namespace torchext {
@@ -65,18 +66,6 @@ struct CallsOfImplementation {
   const ImplementationGuard implementation;
 };
 
-// Makes the checks that `as_strided()` makes on all devices except the meta device (`checkInBoundsForStorage`,
-// Resize.h).
-void checkInBounds(const TensorImpl& view, const Storage& storage) {
-  TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
-  const std::size_t itemsize = view.dtype().itemsize();
-  const std::size_t needed =
-      at::detail::computeStorageNbytes(view.sizes(), view.strides(), itemsize, toSize(view.storage_offset()));
-  TORCH_CHECK(view.numel() == 0 || needed <= storage.nbytes(), "setStorage: sizes ", view.sizes(), ", strides ",
-              view.strides(), ", storage offset ", view.storage_offset(), ", and itemsize ", itemsize,
-              " requiring a storage size of ", needed, " are out of bounds for storage of size ", storage.nbytes());
-}
-
 void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
   if (lacksValues(op, stack)) {
     TORCHEXT_THROW(
@@ -103,36 +92,38 @@ void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
 // Runs one call according to its plan.
 class MetaCall {
  public:
-  // Sets `refusal` before raising the error of real tensors.
-  MetaCall(const OperatorHandle& op, const Stack& called, const MetaPlan& plan, std::exception_ptr& refusal)
+  MetaCall(const OperatorHandle& op, const Stack& called, CallTensors tensors, const MetaPlan& plan)
       : op_{op},
         called_{called},
+        tensors_{tensors},
         plan_{plan},
-        refusal_{refusal},
         stack_(arguments().vec()),
         shadows_{runsOnFakes() ? Shadows::Kind::kFake : Shadows::Kind::kMeta} {}
 
-  Stack run();
+  std::shared_ptr<ResultRecipe> describe();
+
+  // After `describe()` has raised an error: the error, if it is that of real tensors, or null.
+  const std::exception_ptr& refusal() const noexcept {
+    return refusal_;
+  }
 
  private:
   template <typename Check>
   auto recordRefusalOf(const Check& check);
   RealResults tryOut(TrialReason reason, Arguments meta_results = {});
   bool isTriedOutFirst() const;
-  Stack useResultsOf(const RealResults& real);
-  bool runWithoutMetaKernel(bool is_prepared, const std::exception& error);
+  std::shared_ptr<ResultRecipe> describeWithoutMetaKernel(bool is_prepared, const std::exception& error);
   void convertArguments();
   IValue toShadow(const IValue& value, const c10::Argument& argument);
   void callMetaKernel();
-  bool tryOnZeros();
+  std::shared_ptr<ResultRecipe> describeOnZeros();
   void correctMetaResults(const RealResults& real);
   void refuseDtypes(c10::ArrayRef<IValue> results);
   bool needsSizes(const RealResults& real);
   Stack effects();
-  void updateWrittenFakes(const RealResults& real);
+  void describeWritten(const RealResults& real, RecipeBuilder& recipe);
   void separateOutputs();
-  void convertOutputsToFake();
-  Tensor toFake(const Tensor& meta);
+  std::shared_ptr<ResultRecipe> describeResults(RecipeBuilder&& recipe);
 
   c10::ArrayRef<IValue> arguments() const {
     return topOf(called_, op_.schema().arguments().size());
@@ -144,8 +135,9 @@ class MetaCall {
 
   const OperatorHandle& op_;
   const Stack& called_;  // has the arguments on top
+  const CallTensors tensors_;
   const MetaPlan& plan_;
-  std::exception_ptr& refusal_;
+  std::exception_ptr refusal_;
   Stack stack_;  // first the converted arguments, then the results
   Shadows shadows_;
   // The arguments whose data or metadata the operator writes.
@@ -171,21 +163,21 @@ bool MetaCall::isTriedOutFirst() const {
          !needsValues(op_, called_) && hasOnlyPythonMetaKernel(op_);
 }
 
-Stack MetaCall::useResultsOf(const RealResults& real) {
-  passOn(real.warnings);
-  const HiddenCalls guard;
-  stack_ = real.values;
-  mapTensors(stack_, stack_.size(), emptyOnMeta);
-  convertOutputsToFake();
-  return std::move(stack_);
+std::shared_ptr<ResultRecipe> MetaCall::describeResults(RecipeBuilder&& recipe) {
+  for (const IValue& result : stack_) {
+    recipe.addResult(result, plan_.device);
+  }
+  return std::move(recipe).build(makesPinned(op_, arguments()));
 }
 
-Stack MetaCall::run() {
+std::shared_ptr<ResultRecipe> MetaCall::describe() {
   RealResults real;
   if (isTriedOutFirst()) {
     real = tryOut(TrialReason::kInsteadOfPython);
     if (real.are_new) {
-      return useResultsOf(real);
+      passOn(real.warnings);
+      stack_ = real.values;
+      return describeResults(RecipeBuilder{op_, tensors_, shadows_.pairs()});
     }
   }
   bool is_prepared = false;
@@ -204,10 +196,11 @@ Stack MetaCall::run() {
     tryOut(TrialReason::kNeedsValues);
     throw;
   } catch (const std::exception& error) {
-    if (interpreter().isInterrupt(error) || !runWithoutMetaKernel(is_prepared, error)) {
+    auto recipe = interpreter().isInterrupt(error) ? nullptr : describeWithoutMetaKernel(is_prepared, error);
+    if (recipe == nullptr) {
       throw;
     }
-    return std::move(stack_);
+    return recipe;
   }
   if (real.values.empty() && !needsValues(op_, called_)) {  // stand-ins have no values
     real = tryOut(TrialReason::kMetaKernelAccepts, effects());
@@ -221,10 +214,10 @@ Stack MetaCall::run() {
   const bool is_real = plan_.device.is_cpu() && real.has_sizes && !real.values.empty();
   passOn(is_real ? real.warnings : warnings);
   correctMetaResults(real);
-  updateWrittenFakes(real);
+  RecipeBuilder recipe{op_, tensors_, shadows_.pairs()};
+  describeWritten(real, recipe);
   separateOutputs();
-  convertOutputsToFake();
-  return std::move(stack_);
+  return describeResults(std::move(recipe));
 }
 
 // NOTE [Dtypes that CUDA kernels refuse]
@@ -276,19 +269,19 @@ void MetaCall::correctMetaResults(const RealResults& real) {
 
 // Called after `error` was raised: by the Meta kernel if `is_prepared`, otherwise before the kernel was called. Raises
 // the error of real tensors (NOTE [Errors of real tensors]), or the error that makes the recorder run the
-// operator for real. Returns true if it has the results of the CPU kernel, and false if the caller must raise `error`.
-bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& error) {
+// operator for real. Returns the effects of the CPU kernel, or null if the caller must raise `error`.
+std::shared_ptr<ResultRecipe> MetaCall::describeWithoutMetaKernel(bool is_prepared, const std::exception& error) {
   if (!is_prepared) {
     tryOut(TrialReason::kMetaKernelRefuses);
-    return false;
+    return nullptr;
   }
   // The registered kernel only raises that there is no kernel, or no kernel for these arguments.
   const auto* missing = dynamic_cast<const c10::NotImplementedError*>(&error);
   if (missing != nullptr) {
     refuseDtypes({});
-  }
-  if (missing != nullptr && !isRecording() && tryOnZeros()) {
-    return true;
+    if (auto recipe = describeOnZeros()) {
+      return recipe;
+    }
   }
   const bool is_accepted = !tryOut(TrialReason::kMetaKernelRefuses).values.empty();
   if (missing != nullptr) {
@@ -296,23 +289,21 @@ bool MetaCall::runWithoutMetaKernel(bool is_prepared, const std::exception& erro
         UnsupportedOperatorError,
         c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", missing->what_without_backtrace()));
   }
-  if (is_accepted && plan_.device.is_cpu() && !isRecording() && tryOnZeros()) {
-    return true;
+  if (is_accepted && plan_.device.is_cpu()) {
+    if (auto recipe = describeOnZeros()) {
+      return recipe;
+    }
   }
   if (canRunForReal()) {
     // The Meta kernel refuses the call, but real tensors may not.
     TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
   }
-  return false;
+  return nullptr;
 }
 
-// NOTE [Running the CPU kernel]
-bool MetaCall::tryOnZeros() {
-  std::optional<Stack> results = hooks().trials.runOnZeros(op_, called_, plan_.device);
-  if (results) {
-    stack_ = std::move(*results);
-  }
-  return results.has_value();
+// NOTE [Running the CPU kernel]. The recorder runs such a call for real.
+std::shared_ptr<ResultRecipe> MetaCall::describeOnZeros() {
+  return isRecording() ? nullptr : hooks().trials.describeOnZeros(op_, called_, plan_.device);
 }
 
 void MetaCall::convertArguments() {
@@ -357,22 +348,14 @@ void MetaCall::callMetaKernel() {
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
 // the shadow, and the fake follows: NOTE [Arguments that change shape].
-void MetaCall::updateWrittenFakes(const RealResults& real) {
+void MetaCall::describeWritten(const RealResults& real, RecipeBuilder& recipe) {
   const std::size_t first = op_.schema().returns().size();
   for (const auto i : c10::irange(written_.size())) {
     const Tensor& fake = written_[i];
     const Tensor shadow = shadows_.of(fake);
     const Storage storage = shadows_.originalOf(shadow.storage(), fake.device());
-    c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
-    if (!isSameStorage(storage, fake.storage())) {
-      FakeTensorImpl::moveTo(impl, storage);  // makes the tensor real if the storage is real, as in `torch.load()`
-    }
-    if (isFakeStorage(storage)) {
-      resizeWritten(op_, fake, shadow, first + i < real.values.size() ? &real.values[first + i] : nullptr,
-                    real.has_sizes);
-    } else {
-      FakeTensorImpl::copyGeometry(impl, *shadow.unsafeGetTensorImpl());
-    }
+    const IValue* value = first + i < real.values.size() ? &real.values[first + i] : nullptr;
+    recipe.addWritten(fake, shadow, storage, value, real.has_sizes);
   }
 }
 
@@ -387,7 +370,7 @@ void MetaCall::separateOutputs() {
   std::vector<const TensorImpl*> returned;
   mapTensors(stack_, stack_.size(), [&](const Tensor& meta) {
     const TensorImpl* impl = meta.unsafeGetTensorImpl();
-    const bool is_argument = shadows_.originalOf(*impl).defined();
+    const bool is_argument = shadows_.pairs().originalOf(*impl) != nullptr;
     const bool is_repeated = std::find(returned.begin(), returned.end(), impl) != returned.end() &&
                              op_.hasKernelForDispatchKey(DispatchKey::Meta);
     returned.push_back(impl);
@@ -399,31 +382,6 @@ void MetaCall::separateOutputs() {
                ? makeFakeTensor(makeFakeStorage(own.storage().nbytes(), meta.device()), *own.unsafeGetTensorImpl())
                : own;
   });
-}
-
-void MetaCall::convertOutputsToFake() {
-  mapTensors(stack_, stack_.size(), [this](const Tensor& meta) { return toFake(meta); });
-}
-
-Tensor MetaCall::toFake(const Tensor& meta) {
-  Tensor original = shadows_.originalOf(*meta.unsafeGetTensorImpl());
-  if (original.defined()) {
-    return original;
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(meta.layout() == c10::kStrided && meta.has_storage(), "`", op_.operator_name(),
-                              "` returns a tensor of layout ", meta.layout(),
-                              ", but fake tensors must be strided. Call it on real tensors.");
-  TensorImpl& meta_impl = *meta.unsafeGetTensorImpl();
-  const c10::Device device = isFake(meta) || !meta.is_meta() ? meta.device() : plan_.device;
-  Storage storage = shadows_.originalOf(meta.storage(), device);
-  TORCH_CHECK_NOT_IMPLEMENTED(isFakeStorage(storage), "`", op_.operator_name(),
-                              "` returns a view of a real argument although another argument is fake. Make all "
-                              "arguments fake with torchext.fake.fake_like(), or all real.");
-  if (const Tensor* base = shadows_.findTensorOn(storage); base != nullptr && !viewsAsDtype(op_)) {
-    checkInBounds(meta_impl, storage);
-    return makeFakeView(*base, meta_impl);
-  }
-  return makeFakeTensor(std::move(storage), meta_impl);
 }
 
 }  // namespace
@@ -456,14 +414,26 @@ MetaPlan planOnMeta(const OperatorHandle& op, const Stack& stack) {
   }
 }
 
-Stack runOnMeta(const OperatorHandle& op, const Stack& stack, const MetaPlan& plan, std::exception_ptr& refusal) {
-  return MetaCall{op, stack, plan, refusal}.run();
+std::shared_ptr<ResultRecipe> describeOnMeta(const OperatorHandle& op,
+                                             const Stack& stack,
+                                             CallTensors tensors,
+                                             const MetaPlan& plan) {
+  MetaCall call{op, stack, tensors, plan};
+  try {
+    return call.describe();
+  } catch (const c10::Error&) {
+    if (call.refusal()) {
+      return ResultRecipe::refusing(op, call.refusal());
+    }
+    throw;
+  }
 }
 
 void runOnMeta(const OperatorHandle& op, Stack& stack) {
-  std::exception_ptr refusal;
-  Stack results = runOnMeta(op, stack, planOnMeta(op, stack), refusal);
-  torch::jit::drop(stack, op.schema().arguments().size());
+  const std::size_t count = op.schema().arguments().size();
+  const auto tensors = distinctTensors(topOf(stack, count));
+  Results results = describeOnMeta(op, stack, tensors, planOnMeta(op, stack))->make(tensors);
+  torch::jit::drop(stack, count);
   std::move(results.begin(), results.end(), std::back_inserter(stack));
 }
 

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 
+#include "../cache/result_recipe.h"
 #include "meta_kernel.h"
 
 namespace torchext {
@@ -24,17 +26,15 @@ struct MetaPlan {
 // or the c10::Error of a call that would write to a real tensor or to overlapping memory, or that mixes devices.
 MetaPlan planOnMeta(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns the fake results of the call, computed by the operator's Meta kernel. Changes the metadata of arguments as
-// the operator does, but not the stack.
-//
-// Raises the plan's refusal or the error of real tensors for the same call, and passes on the kernel's errors. Before
-// raising the error of real tensors, it sets `refusal`: the same call will always raise it.
-torch::jit::Stack runOnMeta(const c10::OperatorHandle& op,
-                            const torch::jit::Stack& stack,
-                            const MetaPlan& plan,
-                            std::exception_ptr& refusal);
+// Returns the recipe of the call, found by the operator's Meta kernel, for the distinct tensors among its arguments.
+// Changes neither these nor the stack. If real tensors refuse the same call, the recipe raises their error. Raises the
+// plan's refusal, and passes on the kernel's errors.
+std::shared_ptr<ResultRecipe> describeOnMeta(const c10::OperatorHandle& op,
+                                             const torch::jit::Stack& stack,
+                                             CallTensors tensors,
+                                             const MetaPlan& plan);
 
-// Plans the call, and replaces the arguments on top of `stack` by its results.
+// Plans and describes the call, changes its arguments on top of `stack` as it does, and replaces them by its results.
 void runOnMeta(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // Raises c10::Error if the call of `op` with the arguments on top of `stack` would write to a real tensor.

@@ -85,15 +85,6 @@ Storage Shadows::of(const Storage& storage) {
   return shadow;
 }
 
-Tensor Shadows::originalOf(const TensorImpl& shadow) const {
-  const Tensor* original = substitution_.originalOf(shadow);
-  return original == nullptr ? Tensor{} : *original;
-}
-
-const Tensor* Shadows::findTensorOn(const Storage& storage) const {
-  return substitution_.originalOn(storage);
-}
-
 Storage Shadows::originalOf(const Storage& shadow, c10::Device device) {
   if (const Storage* known = substitution_.originalOf(shadow)) {
     return *known;

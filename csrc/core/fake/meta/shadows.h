@@ -25,20 +25,19 @@ class Shadows {
   explicit Shadows(Kind kind) : kind_{kind} {}
 
   // Returns the shadow of `tensor`, always the same one. A real tensor also has a shadow: only its metadata matter. For
-  // a tensor of another layout, returns a strided stand-in, which `originalOf()` does not find.
+  // a tensor of another layout, returns a strided stand-in, which is not among the pairs.
   at::Tensor of(const at::Tensor& tensor);
 
   // Returns the shadow of `storage`.
   c10::Storage of(const c10::Storage& storage);
 
-  // Returns the tensor whose shadow is `shadow`, or an undefined tensor.
-  at::Tensor originalOf(const c10::TensorImpl& shadow) const;
-
-  // Returns a tensor argument on `storage`, or null.
-  const at::Tensor* findTensorOn(const c10::Storage& storage) const;
-
   // Returns the storage whose shadow is `shadow`, or creates a fake storage on `device` for `shadow`.
   c10::Storage originalOf(const c10::Storage& shadow, c10::Device device);
+
+  // Returns all tensors and storages that have a shadow.
+  const Substitution& pairs() const noexcept {
+    return substitution_;
+  }
 
  private:
   Kind kind_;

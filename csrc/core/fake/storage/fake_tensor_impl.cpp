@@ -146,6 +146,17 @@ c10::intrusive_ptr<TensorImpl> FakeTensorImpl::shallow_copy_and_detach(VariableV
   return copyAndDetach(std::move(version_counter), allow_tensor_metadata_change);
 }
 
+c10::intrusive_ptr<TensorImpl> makeForm(const at::Tensor& like, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const DispatchKeySet keys{c10::computeDispatchKey(like.scalar_type(), c10::kStrided, c10::kMeta)};
+  auto form = c10::make_intrusive<TensorImpl>(keys | (like.key_set() & kLazyBits), like.dtype(), c10::kMeta);
+  form->set_sizes_and_strides(sizes, strides, like.storage_offset());
+  return form;
+}
+
+c10::intrusive_ptr<TensorImpl> makeForm(const at::Tensor& like) {
+  return makeForm(like, like.sizes(), like.strides());
+}
+
 at::Tensor makeFakeTensor(Storage storage, const TensorImpl& form) {
   const DispatchKeySet backend_keys = fakeBackendKeys(c10::typeMetaToScalarType(form.dtype()), storage.device());
   auto fake = c10::make_intrusive<FakeTensorImpl>(std::move(storage), backend_keys, form.dtype());

@@ -128,6 +128,11 @@ constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::Dispa
 // The backend bit that marks an alias as a tensor that may have no memory: NOTE [Shortcuts that read values].
 constexpr c10::BackendComponent kWithoutValues = c10::BackendComponent::MetaBit;
 
+// Returns a form, from which fake tensors take their metadata: a tensor without a storage that has the dtype, storage
+// offset and lazy bits of `like`, and its sizes and strides or the given ones.
+c10::intrusive_ptr<c10::TensorImpl> makeForm(const at::Tensor& like, c10::IntArrayRef sizes, c10::IntArrayRef strides);
+c10::intrusive_ptr<c10::TensorImpl> makeForm(const at::Tensor& like);
+
 // Makes a fake tensor with the dtype and geometry of `form` on `storage`, which must be fake. The inference mode
 // decides whether it is an inference tensor.
 at::Tensor makeFakeTensor(c10::Storage storage, const c10::TensorImpl& form);

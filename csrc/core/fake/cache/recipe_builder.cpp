@@ -1,0 +1,177 @@
+#include "recipe_builder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/enum_tag.h>
+#include <torchext/fake_tensor.h>
+
+#include "../../../libraries/support/sizes.h"
+#include "../../../libraries/support/stack_utils.h"
+#include "../../hooks/hooks.h"
+#include "../calls/errors.h"
+#include "../calls/op_traits.h"
+#include "../storage/fake_storage.h"
+#include "../storage/fake_tensor_impl.h"
+
+namespace torchext {
+
+using c10::Storage;
+
+namespace {
+
+bool mayChangeShape(const OperatorHandle& op) {
+  return op.hasTag(at::Tag::inplace_view) || hasOut(op) || namespaceOf(op.operator_name()) != "aten";
+}
+
+// Returns the size that the storage of a tensor of this form needs, in bytes.
+std::size_t bytesOf(const c10::TensorImpl& form) {
+  return form.numel() == 0 ? 0
+                           : at::detail::computeStorageNbytes(form.sizes(), form.strides(), form.itemsize(),
+                                                              toSize(form.storage_offset()));
+}
+
+// Makes the checks that `as_strided()` makes on all devices except the meta device (`checkInBoundsForStorage`,
+// Resize.h).
+void checkInBounds(const c10::TensorImpl& view, std::size_t nbytes) {
+  TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
+  TORCH_CHECK(bytesOf(view) <= nbytes, "setStorage: sizes ", view.sizes(), ", strides ", view.strides(),
+              ", storage offset ", view.storage_offset(), ", and itemsize ", view.itemsize(),
+              " requiring a storage size of ", bytesOf(view), " are out of bounds for storage of size ", nbytes);
+}
+
+bool hasSameGeometry(const Tensor& tensor, const c10::TensorImpl& form) {
+  return tensor.sizes() == form.sizes() && tensor.strides() == form.strides() &&
+         tensor.storage_offset() == form.storage_offset() &&
+         (tensor.key_set() & kLazyBits) == (form.key_set() & kLazyBits);
+}
+
+}  // namespace
+
+RecipeBuilder::RecipeBuilder(const OperatorHandle& op, CallTensors arguments, const Substitution& substitutes)
+    : op_{op}, arguments_{arguments}, substitutes_{substitutes}, recipe_{std::make_shared<ResultRecipe>(op)} {
+  for (const Tensor* argument : arguments) {
+    argument_numbers_.add(argument->unsafeGetTensorImpl());
+  }
+}
+
+std::size_t RecipeBuilder::numberOf(const Tensor& argument) const {
+  const std::size_t number = argument_numbers_.find(argument.unsafeGetTensorImpl());
+  TORCH_INTERNAL_ASSERT(number < arguments_.size());
+  return number;
+}
+
+void RecipeBuilder::addWritten(
+    const Tensor& argument, const Tensor& written, const Storage& storage, const IValue* real, bool has_sizes) {
+  // The message of a TensorIterator (`TensorIteratorBase::mark_resize_outputs()`), which most of these operators use.
+  TORCH_CHECK(real != nullptr || argument.sizes() == written.sizes() || mayChangeShape(op_), "output with shape ",
+              argument.sizes(), " doesn't match the broadcast shape ", written.sizes());
+  const auto resize = [&](c10::IntArrayRef sizes, c10::IntArrayRef strides, std::size_t nbytes) {
+    auto form = makeForm(argument, sizes, strides);
+    nbytes = std::max({nbytes, storage.nbytes(), bytesOf(*form)});
+    addChanged(argument, std::move(form), nbytes, storage);
+  };
+  if (real == nullptr) {
+    addChanged(argument, makeForm(written), written.storage().nbytes(), storage);
+  } else if (!real->isTensor()) {
+    addChanged(argument, makeForm(argument), storage.nbytes(), storage);
+  } else if (has_sizes) {
+    resize(real->toTensor().sizes(), real->toTensor().strides(), real->toTensor().storage().nbytes());
+  } else if (written.sizes() != argument.sizes()) {
+    resize(written.sizes(), hooks().trials.stridesLike(real->toTensor(), written), written.storage().nbytes());
+  } else {
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("`", op_.operator_name(), "` resizes an argument of shape ", argument.sizes(),
+                            ", but the call is too large to determine the new shape. Pass an argument that already has "
+                            "the new shape, or make the call on real tensors."));
+  }
+}
+
+// PyTorch warns about resizing a tensor that has elements, except by operators whose purpose is to change metadata. A
+// call that warns must warn again. The recipe of a call that moves an argument holds a storage of the program.
+void RecipeBuilder::addChanged(const Tensor& argument,
+                               c10::intrusive_ptr<c10::TensorImpl> form,
+                               std::size_t nbytes,
+                               const Storage& storage) {
+  for (const auto& changed : recipe_->changed_) {
+    nbytes = isSameStorage(arguments_[changed.number]->storage(), storage) ? std::max(nbytes, changed.nbytes) : nbytes;
+  }
+  const bool moves = !isSameStorage(argument.storage(), storage);
+  if (!moves && hasSameGeometry(argument, *form) && storage.nbytes() == nbytes) {
+    return;
+  }
+  const bool warns = !op_.hasTag(at::Tag::inplace_view) && argument.numel() != 0 && argument.sizes() != form->sizes();
+  recipe_->is_repeatable_ = recipe_->is_repeatable_ && !moves && !warns;
+  recipe_->changed_.push_back({numberOf(argument), std::move(form), nbytes, moves ? storage : Storage{}});
+}
+
+void RecipeBuilder::addResult(const IValue& result, c10::Device device) {
+  ResultRecipe::ValueRecipe& value = recipe_->values_.emplace_back();
+  const auto add = [&](const Tensor& tensor) { value.tensors.push_back(describe(tensor, device)); };
+  if (result.isTensor()) {
+    add(result.toTensor());
+    return;
+  }
+  const auto elements = result.isTensorList() ? result.toListRef() : ArrayRef<IValue>{};
+  value.is_list = result.isTensorList() && std::all_of(elements.begin(), elements.end(),
+                                                       [](const IValue& element) { return element.isTensor(); });
+  if (value.is_list) {
+    std::for_each(elements.begin(), elements.end(), [&add](const IValue& element) { add(element.toTensor()); });
+    return;
+  }
+  value.other = result;
+  forEachTensor(result, add);
+  const bool is_plain = result.isNone() || result.isInt() || result.isDouble() || result.isBool();
+  recipe_->is_repeatable_ = recipe_->is_repeatable_ && is_plain;
+}
+
+RecipeBuilder::TensorRecipe RecipeBuilder::describe(const Tensor& result, c10::Device device) {
+  using Source = TensorRecipe::Source;
+  if (!result.defined()) {
+    return {};
+  }
+  if (const Tensor* argument = substitutes_.originalOf(*result.unsafeGetTensorImpl())) {
+    return {Source::kArgument, numberOf(*argument), nullptr};
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.has_storage(), "`", op_.operator_name(),
+                              "` returns a tensor of layout ", result.layout(),
+                              ", but fake tensors must be strided. Call it on real tensors.");
+  auto form = makeForm(result);
+  const Tensor* base = substitutes_.originalWithSubstituteOn(result.storage());
+  if (base == nullptr) {
+    const c10::Device own = isFake(result) || !result.is_meta() ? result.device() : device;
+    return {Source::kNewStorage, numberOfNew(result.storage(), own), std::move(form)};
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(isFake(*base), "`", op_.operator_name(),
+                              "` returns a view of a real argument although another argument is fake. Make all "
+                              "arguments fake with torchext.fake.fake_like(), or all real.");
+  if (viewsAsDtype(op_)) {
+    return {Source::kOnArgument, numberOf(*base), std::move(form)};
+  }
+  checkInBounds(*form, result.storage().nbytes());
+  return {Source::kViewOfArgument, numberOf(*base), std::move(form)};
+}
+
+std::size_t RecipeBuilder::numberOfNew(const Storage& storage, c10::Device device) {
+  const auto known = std::find_if(new_storages_.begin(), new_storages_.end(),
+                                  [&storage](const Storage& other) { return isSameStorage(other, storage); });
+  const std::size_t number = toSize(known - new_storages_.begin());
+  if (known == new_storages_.end()) {
+    const Storage* given = substitutes_.originalOf(storage);
+    recipe_->is_repeatable_ = recipe_->is_repeatable_ && given == nullptr;
+    new_storages_.push_back(storage);
+    recipe_->new_storages_.push_back(
+        {storage.nbytes(), device, isPinnedStorage(storage), given == nullptr ? Storage{} : *given});
+  }
+  return number;
+}
+
+std::shared_ptr<ResultRecipe> RecipeBuilder::build(bool pins) && {
+  for (auto& storage : recipe_->new_storages_) {
+    storage.is_pinned = storage.is_pinned || pins;
+  }
+  return std::move(recipe_);
+}
+
+}  // namespace torchext

@@ -1,0 +1,79 @@
+#pragma once
+
+// NOTE [Arguments that change shape]
+//
+// Meta kernels do not always resize written arguments as real kernels do:
+//
+//   * Python functions resize an `out` contiguously, whereas a TensorIterator gives it the order of its input's
+//     strides, and LAPACK needs columns.
+//   * Meta kernels of in-place operators are made of functions with an `out`, and resize their argument: `a &= b` grows
+//     `a`.
+//   * Some kernels resize arguments that their Meta kernels leave unchanged: `_fused_moving_avg_obs_fq_helper` gives
+//     its scales one element for each channel.
+//   * Some kernels resize an argument twice, which leaves a larger storage (`mse_loss` with an `out`).
+//
+// So the trial of the call decides, if there was one (NOTE [Errors of real tensors]): fakes change like
+// their stand-ins. Without a trial, the Meta kernel decides, but of PyTorch's operators only an `out`, and the
+// argument of an operator with the tag `inplace_view`, may change its shape.
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+
+#include "../calls/pointer_numbers.h"
+#include "../calls/substitution.h"
+#include "result_recipe.h"
+
+namespace torchext {
+
+// Describes a call whose kernel ran on substitutes of its arguments. Changes no tensor.
+class RecipeBuilder {
+ public:
+  // `arguments`: the distinct tensors of a call of `op`. `substitutes`: what the kernel was called with, and has
+  // changed. All must outlive this object.
+  RecipeBuilder(const c10::OperatorHandle& op, CallTensors arguments, const Substitution& substitutes);
+
+  // Adds the metadata of a written argument after the call, and the storage on which it is then. `written` is its
+  // substitute, `real` its entry of `RealResults`, or null without a trial. `has_sizes`: whether a trial had the sizes
+  // of the call. Raises c10::Error if an in-place operator would change the shape, and UnsupportedOperatorError for an
+  // unknown shape.
+  void addWritten(const at::Tensor& argument,
+                  const at::Tensor& written,
+                  const c10::Storage& storage,
+                  const c10::IValue* real,
+                  bool has_sizes);
+
+  // Adds what the kernel returned. A new tensor is on its own device if it is fake or not on the meta device, else on
+  // `device`. Raises NotImplementedError for tensors that cannot be fake, and for views of real arguments.
+  void addResult(const c10::IValue& result, c10::Device device);
+
+  // Returns the recipe. `pins`: whether new storages are pinned.
+  std::shared_ptr<ResultRecipe> build(bool pins) &&;
+
+ private:
+  using TensorRecipe = ResultRecipe::TensorRecipe;
+
+  void addChanged(const at::Tensor& argument,
+                  c10::intrusive_ptr<c10::TensorImpl> form,
+                  std::size_t nbytes,
+                  const c10::Storage& storage);
+  TensorRecipe describe(const at::Tensor& result, c10::Device device);
+  std::size_t numberOf(const at::Tensor& argument) const;
+  std::size_t numberOfNew(const c10::Storage& storage, c10::Device device);
+
+  const c10::OperatorHandle& op_;
+  const CallTensors arguments_;
+  const Substitution& substitutes_;
+  PointerNumbers argument_numbers_;
+  std::vector<c10::Storage> new_storages_;  // of the substitutes
+  std::shared_ptr<ResultRecipe> recipe_;
+};
+
+}  // namespace torchext
