@@ -280,3 +280,55 @@ def test_tensors_take_no_storage_of_another_device(source: str) -> None:
         take()
     with fake_mode(gpu=True), pytest.raises(RuntimeError, match=words):
         deferred_init(take)
+
+
+def move_and_write(first: torch.Tensor, second: torch.Tensor, source: torch.Tensor) -> None:
+    first.set_(source)
+    second.add_(1)
+
+
+def swap(first: torch.Tensor, second: torch.Tensor, source: torch.Tensor) -> None:
+    storage, shape = first.untyped_storage(), first.shape
+    first.set_(second)
+    second.set_(storage, 0, shape)
+
+
+@pytest.mark.parametrize("change", [move_and_write, swap])
+def test_operators_that_move_one_argument_leave_the_storages_of_others(change: Callable[..., None]) -> None:
+    def arguments() -> tuple[torch.Tensor, ...]:
+        if change is swap:
+            return torch.zeros(3), torch.zeros(20), torch.zeros(1)
+        base = torch.zeros(8)
+        return base[:3], base[3:5], torch.zeros(1000)
+
+    with torch.library._scoped_library("torchext_test", "DEF") as library:
+        library.define("change(Tensor(a!) first, Tensor(b!) second, Tensor source) -> ()")
+        library.impl("change", change, "CompositeExplicitAutograd")
+        real = arguments()
+        torch.ops.torchext_test.change(*real)
+        with fake_mode():
+            fakes = arguments()
+        torch.ops.torchext_test.change(*fakes)
+        assert [(t.shape, t.untyped_storage().nbytes()) for t in fakes] == [
+            (t.shape, t.untyped_storage().nbytes()) for t in real
+        ]
+
+
+@pytest.mark.parametrize("overload", ["source_Storage", "source_Storage_storage_offset"])
+def test_results_on_the_storage_of_a_real_tensor_are_refused(overload: str) -> None:
+    arguments = () if overload == "source_Storage" else (0, (3000,), (1,))
+    fake, real = fake_like(torch.ones(6)), torch.ones(6)
+    with pytest.raises(
+        NotImplementedError, match="returns a view of a real argument although another argument is fake"
+    ):
+        getattr(torch.ops.aten.set, overload)(fake, real.untyped_storage(), *arguments)
+
+
+def test_fakes_do_not_grow_the_storages_of_real_tensors() -> None:
+    fake, real = fake_like(torch.ones(2)), torch.ones(6)
+    with pytest.raises(NotImplementedError, match="would resize the storage of a real tensor from 24 to 12000 bytes"):
+        fake.set_(real.untyped_storage(), 0, (3000,), (1,))
+    assert fake.shape == (2,)
+    assert is_fake(fake)
+    fake.set_(real.untyped_storage(), 0, (6,), (1,))
+    assert torch.equal(fake, real)

@@ -302,7 +302,7 @@ bool FakeCall::tryCached(const CallKey& key) {
   if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(key.tensors())) {
     return false;
   }
-  if (!recipe->refuses() && !recipe->resizes() && hooks().hit_checks.areDue()) {
+  if (!recipe->refuses() && !recipe->changesArguments() && hooks().hit_checks.areDue()) {
     hooks().hit_checks.check(op_, *recipe, [&] {
       try {
         return recompute(key);
@@ -331,13 +331,14 @@ std::shared_ptr<const ResultRecipe> FakeCall::recompute(const CallKey& key) cons
   }
   HeldWarnings warnings;
   const auto recipe = describeOnMeta(op_, stack_, key.tensors(), decision.plan);
-  warnings.consume();
-  if (!recipe->isRepeatable() || recipe->resizes()) {
+  if (!recipe->isRepeatable() || recipe->changesArguments()) {
+    warnings.consume();
     return nullptr;
   }
   const Results results = recipe->make(key.tensors());
   recipe->complete(makesValues(results), scratchOf(results));
   takeUncounted();
+  warnings.consume();
   return recipe;
 }
 
@@ -387,16 +388,19 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   HeldWarnings warnings;
   const auto tensors = distinctTensors(arguments());
   const auto recipe = describeOnMeta(op_, stack_, tensors, plan);
-  // A call that warns is not cached, because it must warn again.
-  const bool can_be_repeated = key.isComplete() && recipe->isRepeatable() && warnings.isEmpty();
-  if (recipe->refuses() && can_be_repeated) {
-    metadataCache().remember(key, recipe);
+  const auto remember = [&] {
+    // A call that warns is not cached, because it must warn again.
+    const bool can_be_repeated = key.isComplete() && recipe->isRepeatable() && warnings.isEmpty();
+    metadataCache().remember(key, can_be_repeated ? recipe : nullptr);
+  };
+  if (recipe->refuses()) {
+    remember();
   }
   Results results = recipe->make(tensors);
   const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
   recipe->complete(makesValues(results), scratchOf(results));
   countCall(op_, arguments(), recipe->scratch(), results, has_new);
-  metadataCache().remember(key, can_be_repeated ? recipe : nullptr);
+  remember();
   followValues(results, recipe->makesValues());
   replaceArguments(std::move(results));
 }

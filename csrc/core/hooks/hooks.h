@@ -336,7 +336,7 @@ struct KernelTrials {
       [](const at::Tensor& /*real*/, const at::Tensor& meta) { return c10::DimVector(meta.strides()); }};
 
   // For an operator without a Meta kernel, or with one that refuses what the CPU kernel accepts: whether its CPU kernel
-  // may run on zeros, and the recipe of the call on `device` that this shows, or null if it fails.
+  // may run on zeros, and the recipe of the call on `device`, or null if the kernel fails on zeros.
   Hook<bool(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> mayRunOnZeros;
   Hook<std::shared_ptr<ResultRecipe>(const c10::OperatorHandle& op, const torch::jit::Stack& stack, c10::Device device)>
       describeOnZeros;

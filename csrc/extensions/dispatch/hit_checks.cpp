@@ -56,7 +56,7 @@ std::string RecipeText::of(const ResultRecipe& recipe) {
       text << value.other << "; ";
     }
   }
-  for (const ResultRecipe::NewStorage& storage : recipe.new_storages_) {
+  for (const ResultRecipe::ListedStorage& storage : recipe.storages_) {
     text << "storage of " << storage.nbytes << " bytes on " << storage.device
          << (storage.is_pinned ? ", pinned; " : "; ");
   }

@@ -117,7 +117,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
                      c10::ArrayRef<const Tensor*> tensors,
                      std::remove_reference_t<Arguments>&... arguments) {
     if constexpr (std::is_void_v<Return> || std::is_reference_v<Return>) {
-      recipe.resize(tensors);
+      recipe.changeArguments(tensors);
       countHit(op, recipe.scratch(), [&] { return recipe.make(tensors); });
       if constexpr (std::is_void_v<Return>) {
         countVersions(firstOf(arguments...));  // a foreach operator

@@ -12,13 +12,13 @@
 
 #include "../../core/fake/cache/call_key.h"
 #include "../../core/fake/cache/metadata_cache.h"
-#include "../../core/fake/cache/recipe_builder.h"
 #include "../../core/fake/calls/device_index.h"
 #include "../../core/fake/calls/errors.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/layouts/layout.h"
 #include "../../core/fake/meta/meta_call.h"
+#include "../../core/fake/meta/recipe_builder.h"
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/storage_memory.h"
@@ -185,10 +185,7 @@ class RemediedCall {
         themselves.add(*tensor, *tensor);
       }
       RecipeBuilder recipe{op_, key_.tensors(), themselves};
-      for (const IValue& result : results) {
-        recipe.addResult(result, c10::kCPU);  // each has its own device
-      }
-      auto built = std::move(recipe).build(/*pins=*/false);
+      auto built = std::move(recipe).build(results, c10::kCPU, /*pins=*/false);  // fakes are on their own device
       metadataCache().remember(key_, built->isRepeatable() ? std::move(built) : nullptr);
     }
   }

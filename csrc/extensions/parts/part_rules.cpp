@@ -143,10 +143,13 @@ bool isElementwise(const OpNode& node) {
     case PartKind::kArithmetic:
     case PartKind::kClamp:
       return areReal(node) && hasOneResult(node) && !convertsArguments(node);
-    case PartKind::kSelect:
+    case PartKind::kWhere:
       return node.tensors().size() == 3 && std::all_of(node.tensors().begin() + 1, node.tensors().end(), has_dtype);
+    case PartKind::kCopy:
+    case PartKind::kFill:
+      return true;
     default:
-      return kindOf(node) == PartKind::kCopy || kindOf(node) == PartKind::kFill;
+      return false;
   }
 }
 
@@ -261,15 +264,15 @@ std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& range
 }  // namespace
 
 const OperatorTable<PartKind> partKindOf{
-    "compute parts of their results, and run on stretches of a random fill",
+    "can compute a part of their result",
     {{PartKind::kArithmetic,
       {"aten::mul", "aten::mul_", "aten::div", "aten::div_", "aten::add", "aten::add_", "aten::sub", "aten::sub_",
        "aten::neg", "aten::neg_", "aten::abs", "aten::abs_"}},
      {PartKind::kClamp, {"aten::clamp", "aten::clamp_"}},
      {PartKind::kCopy, {"aten::copy_", "aten::clone", "aten::_to_copy"}},
      {PartKind::kFill, {"aten::fill_", "aten::zero_", "aten::masked_fill", "aten::masked_fill_"}},
-     {PartKind::kSelect, {"aten::where"}},
-     {PartKind::kMove,
+     {PartKind::kWhere, {"aten::where"}},
+     {PartKind::kRearrange,
       {"aten::flip", "aten::roll", "aten::tril", "aten::tril_", "aten::triu", "aten::triu_", "aten::repeat",
        "aten::index_select"}},
      {PartKind::kZeros, {"aten::zeros", "aten::zeros_like", "aten::new_zeros"}},
@@ -321,7 +324,7 @@ PartRule ruleOf(const OpNode& node) {
   if (isRandomFill(node)) {
     return PartRule::kRandomFill;
   }
-  return kindOf(node) == PartKind::kMove ? PartRule::kAnyLayout : PartRule::kNone;
+  return kindOf(node) == PartKind::kRearrange ? PartRule::kAnyLayout : PartRule::kNone;
 }
 
 std::optional<std::size_t> copiedArgument(const OpNode& node) {
@@ -403,7 +406,7 @@ std::size_t bytesOfConversions(const OpNode& node, std::size_t elements) {
   for (const auto i : c10::irange(node.tensors().size())) {
     const TensorArgument& argument = node.tensors()[i];
     const auto dtype = dtypeOf(argument);
-    const bool is_condition = kind == PartKind::kSelect && i == 0;
+    const bool is_condition = kind == PartKind::kWhere && i == 0;
     if (dtype && !sizesOf(argument).empty() && !argument.device && !is_condition) {
       tensors.emplace_back(*dtype, std::min(elements, toSize(c10::multiply_integers(sizesOf(argument)))));
     }

@@ -27,15 +27,16 @@
 
 namespace torchext {
 
-// The kind of an operator, for parts of its results and for steps after a fill.
+// How an operator computes its elements. Decides whether it can run for a part of its result, or on a stretch of a
+// random fill.
 enum class PartKind : std::uint8_t {
   kNone,
   kArithmetic,  // one IEEE 754 operation for each element
   kClamp,
-  kCopy,    // of one tensor, perhaps with another dtype
-  kFill,    // with a number
-  kSelect,  // of elements of two tensors
-  kMove,    // of elements, or their repetition
+  kCopy,  // of one tensor, perhaps with another dtype
+  kFill,  // with a number
+  kWhere,
+  kRearrange,
   kZeros,
   kOnes,
   kFull,

@@ -264,7 +264,8 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   if (countElements(arguments, scale) + countElements(results, scale) > kAffordable) {
     return {};
   }
-  const Stack scaled = standInsOf(op, arguments, {Fill::kZeros, Dtypes::kKept, scale});
+  Substitution pairs;
+  const Stack scaled = standInsOf(op, arguments, {Fill::kZeros, Dtypes::kKept, scale}, pairs);
   const CallKey key{op, scaled};
   const std::size_t hash = key.hash();
   if (key.isComplete() && hasPassed(hash)) {

@@ -11,7 +11,6 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/calls/substitution.h"
 #include "../../core/fake/meta/shadows.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
@@ -31,10 +30,10 @@ namespace {
 constexpr std::size_t kSmallStorage = std::size_t{1} << 16U;
 
 ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
-  if (dtypes == Dtypes::kFloat) {
+  if (dtypes == Dtypes::kFloat || (dtypes == Dtypes::kWide && c10::isReducedFloatingType(dtype))) {
     return ScalarType::Float;
   }
-  if (dtypes == Dtypes::kKept || dtype == ScalarType::Bool) {
+  if (dtypes != Dtypes::kCommon || dtype == ScalarType::Bool) {
     return dtype;
   }
   return c10::isIntegralType(dtype, /*includeBool=*/false) ? ScalarType::Long : ScalarType::Float;
@@ -171,8 +170,10 @@ bool mayBeSize(const c10::Argument& argument) {
 
 class StandIns {
  public:
-  StandIns(const OperatorHandle& op, const Likeness& likeness)
-      : likeness_{likeness}, trusts_indices_{trustOf(op) == Trust::kIndices || trustOf(op) == Trust::kSegments} {}
+  StandIns(const OperatorHandle& op, const Likeness& likeness, Substitution& pairs)
+      : likeness_{likeness},
+        trusts_indices_{trustOf(op) == Trust::kIndices || trustOf(op) == Trust::kSegments},
+        stand_ins_{pairs} {}
 
   IValue of(const IValue& value, const c10::Argument& argument);
   Tensor of(const Tensor& tensor, Fill fill_with);
@@ -189,7 +190,7 @@ class StandIns {
 
   const Likeness& likeness_;
   const bool trusts_indices_;
-  Substitution stand_ins_;
+  Substitution& stand_ins_;
 };
 
 Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
@@ -240,7 +241,8 @@ Tensor StandIns::make(const Tensor& tensor) {
                    [this](int64_t size) { return likeness_.scale.of(size); });
     return makeAlone(tensor, sizes, stridesLike(tensor, sizes));
   }
-  if (dtype != tensor.scalar_type() || tensor.storage().nbytes() > kSmallStorage || !holdsItsElements(tensor)) {
+  const bool is_shared = likeness_.is_whole || tensor.storage().nbytes() <= kSmallStorage;
+  if (dtype != tensor.scalar_type() || !is_shared || !holdsItsElements(tensor)) {
     return makeAlone(tensor, tensor.sizes(), tensor.strides());
   }
   return makeStridedTensor(storageOf(tensor.storage()), dtype, tensor.sizes(), tensor.strides(),
@@ -283,7 +285,11 @@ Fill StandIns::fillFor(const Tensor& tensor, const c10::Argument& argument) cons
 
 IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
   if (isGenerator(argument)) {
-    return value.isNone() || value.toGenerator().device().is_cpu() ? IValue{at::detail::createCPUGenerator()} : value;
+    const bool is_replaced = likeness_.is_whole || value.isNone() || value.toGenerator().device().is_cpu();
+    return is_replaced ? IValue{at::detail::createCPUGenerator()} : value;
+  }
+  if (value.isDevice()) {
+    return c10::Device{c10::kCPU};
   }
   if (value.isBool() && argument.name() == "pin_memory") {
     // Without an accelerator, the kernel must refuse to pin. A fake accelerator has no allocator for pinned memory.
@@ -332,8 +338,11 @@ bool skipsChecks(const OperatorHandle& op,
 
 }  // namespace
 
-Stack standInsOf(const OperatorHandle& op, c10::ArrayRef<IValue> arguments, const Likeness& likeness) {
-  StandIns stand_ins{op, likeness};
+Stack standInsOf(const OperatorHandle& op,
+                 c10::ArrayRef<IValue> arguments,
+                 const Likeness& likeness,
+                 Substitution& pairs) {
+  StandIns stand_ins{op, likeness, pairs};
   Stack stack;
   stack.reserve(arguments.size());
   for (const auto i : c10::irange(arguments.size())) {

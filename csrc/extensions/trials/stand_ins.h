@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "../../core/fake/calls/substitution.h"
 #include "../../libraries/support/stack_utils.h"
 #include "size_scale.h"
 
@@ -26,6 +27,7 @@ enum class Dtypes : std::uint8_t {
   kKept,
   kCommon,  // floating point and complex: float32; integers: int64; booleans are kept
   kFloat,   // all: float32
+  kWide,    // float16 and bfloat16: float32
 };
 
 struct Likeness {
@@ -36,15 +38,18 @@ struct Likeness {
   // Returns the value that the stand-in of a tensor has, or an undefined tensor. With it, large stand-ins without a
   // value are zero, so that their memory is not touched.
   const TensorMapper* known = nullptr;
+  // Whether those that are as large as their tensors also share large storages, and all generators are replaced.
+  bool is_whole = false;
 };
 
 // Returns the arguments of a call of `op`, with stand-ins in place of tensors: real CPU tensors with the same
 // dimensions, dtypes, strides and shared storages, modified by `likeness`. With smaller sizes they share no storage,
-// unless they have the same data. CPU generators, including None, are replaced by private ones. Wrapped numbers keep
-// their values.
+// unless they have the same data. CPU generators, including None, are replaced by private ones, and devices by the CPU.
+// Wrapped numbers keep their values. Adds the stand-ins, and the storages that they share, to `pairs`.
 torch::jit::Stack standInsOf(const c10::OperatorHandle& op,
                              c10::ArrayRef<c10::IValue> arguments,
-                             const Likeness& likeness);
+                             const Likeness& likeness,
+                             Substitution& pairs);
 
 // Returns the distinct numbers of a call that smaller stand-ins may replace, in ascending order: the sizes of its
 // arguments and results, and the arguments that may be sizes.

@@ -166,7 +166,8 @@ bool isSameOnOneThread(const OperatorHandle& op, ArrayRef<IValue> arguments) {
 
 Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Likeness& likeness) {
   try {
-    Stack stack = standInsOf(op, arguments, likeness);
+    Substitution pairs;
+    Stack stack = standInsOf(op, arguments, likeness, pairs);
     const Stack stand_ins = stack;
     const WrittenTensors written{op, stack};
     {

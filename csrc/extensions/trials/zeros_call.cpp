@@ -4,23 +4,21 @@
 #include <array>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/cache/recipe_builder.h"
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/calls/substitution.h"
+#include "../../core/fake/meta/recipe_builder.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
+#include "stand_ins.h"
 
 namespace torchext {
 
@@ -36,98 +34,32 @@ std::size_t storageBytes(const Tensor& tensor) {
   return holdsItsElements(tensor) ? tensor.storage().nbytes() : neededBytes(tensor);
 }
 
-// The tensor arguments of a call, and CPU zeros of the same geometry. Tensors in `half` are widened to float32.
-class ZeroArguments {
- public:
-  explicit ZeroArguments(std::optional<c10::ScalarType> half) : half_{half} {}
+// Returns true if `zeros` shares a storage like `original`. Others are alone on a storage that is just large enough.
+bool isOnShared(const Tensor& zeros, const Tensor& original, const Substitution& pairs) {
+  const Storage* shared = pairs.substituteOf(original.storage());
+  return shared != nullptr && isSameStorage(*shared, zeros.storage());
+}
 
-  Tensor zerosFor(const Tensor& tensor);
-
-  const Substitution& pairs() const noexcept {
-    return pairs_;
-  }
-
-  // Returns true if a view of a real argument is among `results`.
-  bool areRealArgumentsViewedBy(const Stack& results) const;
-
-  // Returns true if the call has not moved any argument to another storage, and has only resized fakes that are not
-  // widened.
-  bool canBeFollowed() const;
-
-  // Adds the geometry of resized zeros.
-  void describeResized(RecipeBuilder& recipe) const;
-
- private:
-  // A storage of zeros, and its size before the call.
-  struct Made {
-    Storage storage;
-    std::size_t nbytes;
+// Returns true if a recipe can repeat what the call did to its arguments: it has only resized fakes that share
+// storages, and no other argument is viewed by `results`.
+bool canBeDescribed(const Substitution& pairs, const Stack& results) {
+  const auto is_viewed = [&](const Tensor& zeros) {
+    return hasTensor(ArrayRef<IValue>(results), [&](const Tensor& result) {
+      return !result.is_same(zeros) && isSameStorage(result.storage(), zeros.storage());
+    });
   };
-  Storage storageFor(const Tensor& tensor) const;
-  bool isWidened(const Tensor& tensor) const {
-    return half_ && tensor.scalar_type() == *half_;
-  }
-  bool isResized(std::size_t number) const;
-
-  const std::optional<c10::ScalarType> half_;
-  Substitution pairs_;
-  std::vector<Made> made_;  // for each pair
-};
-
-Storage ZeroArguments::storageFor(const Tensor& tensor) const {
-  const std::size_t nbytes = storageBytes(tensor) * (isWidened(tensor) ? 2 : 1);
-  const Tensor* other = pairs_.originalOn(tensor.storage());
-  const Storage* zeros = other == nullptr ? nullptr : &pairs_.substituteOf(*other)->storage();
-  return zeros == nullptr || zeros->nbytes() < nbytes ? makeZeroStorage(nbytes) : *zeros;
-}
-
-Tensor ZeroArguments::zerosFor(const Tensor& tensor) {
-  if (const Tensor* known = pairs_.substituteOf(tensor)) {
-    return *known;
-  }
-  const Storage storage = storageFor(tensor);
-  const c10::ScalarType dtype = isWidened(tensor) ? c10::kFloat : tensor.scalar_type();
-  const Tensor zeros = makeStridedTensor(storage, dtype, tensor.sizes(), tensor.strides(), tensor.storage_offset(),
-                                         tensor.key_set() & kLazyBits);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    zeros.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
-  pairs_.add(tensor, zeros);
-  made_.push_back({storage, storage.nbytes()});
-  return zeros;
-}
-
-bool ZeroArguments::areRealArgumentsViewedBy(const Stack& results) const {
-  return hasTensor(ArrayRef<IValue>(results), [this](const Tensor& result) {
-    const Tensor* base = pairs_.originalWithSubstituteOn(result.storage());
-    return base != nullptr && !isFake(*base);
+  const auto range = c10::irange(pairs.originals().size());
+  return std::all_of(range.begin(), range.end(), [&](std::size_t i) {
+    const Tensor& original = pairs.originals()[i];
+    const Tensor& zeros = pairs.substitutes()[i];
+    const bool is_shared = isOnShared(zeros, original, pairs);
+    const std::size_t nbytes = is_shared ? original.storage().nbytes() : neededBytes(zeros);
+    const bool is_unchanged = zeros.sizes() == original.sizes() && zeros.strides() == original.strides() &&
+                              zeros.storage_offset() == (is_shared ? original.storage_offset() : 0) &&
+                              zeros.storage().nbytes() == nbytes;
+    const bool can_change = is_shared && isFake(original) && zeros.storage_offset() == original.storage_offset();
+    return can_change || (is_unchanged && !is_viewed(zeros));
   });
-}
-
-bool ZeroArguments::isResized(std::size_t number) const {
-  const Tensor& original = pairs_.originals()[number];
-  const Tensor& zeros = pairs_.substitutes()[number];
-  return zeros.sizes() != original.sizes() || zeros.strides() != original.strides() ||
-         zeros.storage_offset() != original.storage_offset() || made_[number].storage.nbytes() != made_[number].nbytes;
-}
-
-bool ZeroArguments::canBeFollowed() const {
-  const auto range = c10::irange(made_.size());
-  return std::all_of(range.begin(), range.end(), [this](std::size_t i) {
-    const Tensor& original = pairs_.originals()[i];
-    const bool can_resize = isFake(original) && !isWidened(original) && made_[i].nbytes == original.storage().nbytes();
-    return isSameStorage(pairs_.substitutes()[i].storage(), made_[i].storage) && (can_resize || !isResized(i));
-  });
-}
-
-void ZeroArguments::describeResized(RecipeBuilder& recipe) const {
-  for (const auto i : c10::irange(made_.size())) {
-    if (isResized(i)) {
-      const Tensor& original = pairs_.originals()[i];
-      const IValue zeros{pairs_.substitutes()[i]};
-      recipe.addWritten(original, zeros.toTensor(), original.storage(), &zeros, /*has_sizes=*/true);
-    }
-  }
 }
 
 bool isPyTorchOperator(const OperatorHandle& op) {
@@ -143,23 +75,6 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
     nbytes += are_plain ? storageBytes(tensor) : 0;
   });
   return are_plain && nbytes <= kMaxZeroBytes;
-}
-
-Stack withZeros(const OperatorHandle& op, const Stack& stack, ZeroArguments& zeros) {
-  const auto arguments = topOf(stack, op.schema().arguments().size());
-  Stack real;
-  for (const auto i : c10::irange(arguments.size())) {
-    if (arguments[i].isDevice()) {
-      real.emplace_back(c10::Device{c10::kCPU});
-    } else if (isGenerator(op.schema().arguments()[i])) {
-      real.emplace_back(at::detail::createCPUGenerator());
-    } else if (arguments[i].isBool() && op.schema().arguments()[i].name() == "pin_memory") {
-      real.emplace_back(false);
-    } else {
-      real.push_back(mapTensors(arguments[i], [&zeros](const Tensor& tensor) { return zeros.zerosFor(tensor); }));
-    }
-  }
-  return real;
 }
 
 // Returns true if the operator returns only plain tensors. Numbers and booleans that a kernel returns depend on values.
@@ -220,20 +135,26 @@ std::shared_ptr<ResultRecipe> describe(const OperatorHandle& op,
                                        const Stack& stack,
                                        c10::Device device,
                                        std::optional<c10::ScalarType> half) {
-  ZeroArguments zeros{half};
-  Stack real = withZeros(op, stack, zeros);
-  if (!tryCall(op, real) || !zeros.canBeFollowed() || !areTensors(op, real) || zeros.areRealArgumentsViewedBy(real)) {
+  const auto arguments = topOf(stack, op.schema().arguments().size());
+  Likeness likeness;
+  likeness.fill = Fill::kZeros;
+  likeness.dtypes = half ? Dtypes::kWide : Dtypes::kKept;
+  likeness.is_whole = true;
+  Substitution zeros;
+  Stack real = standInsOf(op, arguments, likeness, zeros);
+  if (!tryCall(op, real) || !areTensors(op, real) || !canBeDescribed(zeros, real)) {
     return nullptr;
   }
-  const auto arguments = topOf(stack, op.schema().arguments().size());
   const auto tensors = distinctTensors(arguments);
-  RecipeBuilder recipe{op, tensors, zeros.pairs()};
-  zeros.describeResized(recipe);
-  mapTensors(real, real.size(), [&](const Tensor& result) { return onMeta(result, zeros.pairs(), half); });
-  for (const IValue& result : real) {
-    recipe.addResult(result, device);
+  RecipeBuilder recipe{op, tensors, zeros};
+  for (const Tensor& original : zeros.originals()) {
+    const IValue after = *zeros.substituteOf(original);
+    if (isOnShared(after.toTensor(), original, zeros)) {
+      recipe.addWritten(original, after.toTensor(), &after, /*has_sizes=*/true);
+    }
   }
-  return std::move(recipe).build(makesPinned(op, arguments));
+  mapTensors(real, real.size(), [&](const Tensor& result) { return onMeta(result, zeros, half); });
+  return std::move(recipe).build(real, device, makesPinned(op, arguments));
 }
 
 }  // namespace

@@ -17,8 +17,8 @@
 namespace torchext {
 
 // Called for each stretch [begin, end) of final values, on the thread that filled them, while they are in its cache.
-// Several threads call it at once. Each value is in one stretch. An exception ends the fill and propagates to the
-// caller of `fillRandomly()`.
+// Several threads call it at once. Each value is in one stretch, which may be short. An exception ends the fill and
+// propagates to the caller of `fillRandomly()`.
 using AfterStretch = c10::function_ref<void(std::int64_t begin, std::int64_t end)>;
 
 inline void doNothing(std::int64_t /*begin*/, std::int64_t /*end*/) {}
@@ -47,9 +47,9 @@ struct FillRun {
 TORCHEXT_API bool canFillParts(const RandomFill& fill, std::int64_t count, const at::mt19937_data_pod& engine);
 bool canFillParts(const TruncatedFill& fill, std::int64_t count, const at::mt19937_data_pod& engine);
 
-// Computes `runs` of a fill of `count` values, in time proportional to their number. The fill begins with `engine`, on
-// several threads. The runs must be sorted and must not overlap, and their memory must be consecutive. Requires
-// `canFillParts()`.
+// Computes `runs` of a fill of `count` values that begins with `engine`, on several threads, in time proportional to
+// the number of values in them. The runs must be sorted and must not overlap, and their memory must be consecutive.
+// Requires `canFillParts()`.
 TORCHEXT_API void fillParts(const RandomFill& fill,
                             std::int64_t count,
                             c10::ArrayRef<FillRun> runs,

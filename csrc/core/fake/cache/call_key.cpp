@@ -140,6 +140,17 @@ bool isDescribedByKey(const Tensor& tensor) {
 
 static_assert(std::tuple_size_v<CallKernels> == kComputingKeys.size());
 
+c10::SmallVector<const Tensor*, 8> distinctTensors(Arguments arguments) {
+  c10::SmallVector<const Tensor*, 8> tensors;
+  PointerNumbers seen;
+  forEachTensor(arguments, [&](const Tensor& tensor) {
+    if (seen.add(tensor.unsafeGetTensorImpl()).second) {
+      tensors.push_back(&tensor);
+    }
+  });
+  return tensors;
+}
+
 bool hasPureKernels(const c10::OperatorHandle& op) {
   return namespaceOf(op.operator_name()) == "torchext" ||
          std::all_of(kComputingKeys.begin(), kComputingKeys.end(),

@@ -16,6 +16,12 @@
 
 namespace torchext {
 
+// The distinct tensors among the arguments of a call, in order.
+using CallTensors = c10::ArrayRef<const at::Tensor*>;
+
+// Returns them. The pointers refer to `arguments`.
+c10::SmallVector<const at::Tensor*, 8> distinctTensors(c10::ArrayRef<c10::IValue> arguments);
+
 // NOTE [Inputs of the metadata of results]
 //
 // The results of a Meta kernel depend on
@@ -73,8 +79,8 @@ class CallKey {
 
   std::size_t hash() const noexcept;
 
-  // Returns the distinct tensors among the arguments, in order. The pointers refer to the stack.
-  c10::ArrayRef<const at::Tensor*> tensors() const noexcept {
+  // Returns `distinctTensors()` of the stack, if the key is complete.
+  CallTensors tensors() const noexcept {
     return tensors_;
   }
 

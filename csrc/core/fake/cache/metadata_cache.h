@@ -19,7 +19,7 @@ namespace torchext {
 struct CacheInfo {
   std::uint64_t hits = 0;
   std::uint64_t misses = 0;
-  // Misses that cannot be cached, for example because the call changes the metadata of its arguments.
+  // Misses that cannot be cached, for example because the call moves an argument to another storage.
   std::uint64_t uncacheable = 0;
   std::size_t size = 0;
   std::size_t capacity = 0;

@@ -6,9 +6,9 @@
 
 #include "../../../libraries/support/stack_utils.h"
 #include "../calls/errors.h"
-#include "../calls/pointer_numbers.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
+#include "../storage/storage_memory.h"
 
 namespace torchext {
 
@@ -36,10 +36,10 @@ template <typename First, typename... Others>
 class RecipeMaker {
  public:
   RecipeMaker(CallTensors arguments, const ResultRecipe& recipe) : arguments_{arguments} {
-    for (const auto& storage : recipe.new_storages_) {
-      new_storages_.push_back(storage.given ? storage.given : makeFakeStorage(storage.nbytes, storage.device));
+    for (const auto& storage : recipe.storages_) {
+      storages_.push_back(storage.given ? storage.given : makeFakeStorage(storage.nbytes, storage.device));
       if (storage.is_pinned) {
-        pinStorage(new_storages_.back());
+        pinStorage(storages_.back());
       }
     }
   }
@@ -48,10 +48,11 @@ class RecipeMaker {
 
   IValue make(const ResultRecipe::ValueRecipe& recipe) const;
   Tensor makeTensor(const TensorRecipe& recipe) const;
+  void change(const ResultRecipe::Changed& changed) const;
 
  private:
   const CallTensors arguments_;
-  c10::SmallVector<Storage, 4> new_storages_;
+  c10::SmallVector<Storage, 4> storages_;
 };
 
 IValue RecipeMaker::make(const ResultRecipe::ValueRecipe& recipe) const {
@@ -81,20 +82,22 @@ Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
     case TensorRecipe::Source::kOnArgument:
       return makeFakeTensor(Storage{arguments_[recipe.number]->storage()}, *recipe.form);
     case TensorRecipe::Source::kNewStorage:
-      return makeFakeTensor(new_storages_[recipe.number], *recipe.form);
+      return makeFakeTensor(storages_[recipe.number], *recipe.form);
   }
   return {};
 }
 
-c10::SmallVector<const Tensor*, 8> distinctTensors(Arguments arguments) {
-  c10::SmallVector<const Tensor*, 8> tensors;
-  PointerNumbers seen;
-  forEachTensor(arguments, [&](const Tensor& tensor) {
-    if (seen.add(tensor.unsafeGetTensorImpl()).second) {
-      tensors.push_back(&tensor);
-    }
-  });
-  return tensors;
+// A storage that became real keeps its size: an argument that is moved to it becomes real.
+void RecipeMaker::change(const ResultRecipe::Changed& changed) const {
+  c10::TensorImpl& impl = *arguments_[changed.number]->unsafeGetTensorImpl();
+  if (changed.moved_to) {
+    FakeTensorImpl::moveTo(impl, storages_[*changed.moved_to]);
+  }
+  if (isFakeStorage(impl.storage())) {
+    FakeTensorImpl::resizeLike(impl, *changed.form, changed.nbytes);
+  } else {
+    FakeTensorImpl::copyGeometry(impl, *changed.form);
+  }
 }
 
 ResultRecipe::ResultRecipe(const c10::OperatorHandle& op) : is_repeatable_{hasPureKernels(op)} {
@@ -119,17 +122,10 @@ Tensor ResultRecipe::makeOne(CallTensors arguments) const {
   return RecipeMaker{arguments, *this}.makeTensor(values_.front().tensors.front());
 }
 
-void ResultRecipe::resize(CallTensors arguments) const {
-  for (const Changed& changed : changed_) {
-    c10::TensorImpl& impl = *arguments[changed.number]->unsafeGetTensorImpl();
-    if (changed.moved_to) {
-      FakeTensorImpl::moveTo(impl, changed.moved_to);  // makes the tensor real if the storage is real
-    }
-    if (isFakeStorage(impl.storage())) {
-      FakeTensorImpl::resizeLike(impl, *changed.form, changed.nbytes);
-    } else {
-      FakeTensorImpl::copyGeometry(impl, *changed.form);
-    }
+void ResultRecipe::changeArguments(CallTensors arguments) const {
+  if (!changed_.empty()) {
+    const RecipeMaker maker{arguments, *this};
+    std::for_each(changed_.begin(), changed_.end(), [&maker](const Changed& changed) { maker.change(changed); });
   }
 }
 
@@ -142,8 +138,8 @@ Results ResultRecipe::make(CallTensors arguments) const {
                   RefusedOnCudaError>(error);
     }
   }
-  resize(arguments);
   const RecipeMaker maker{arguments, *this};
+  std::for_each(changed_.begin(), changed_.end(), [&maker](const Changed& changed) { maker.change(changed); });
   Results results;
   for (const ValueRecipe& value : values_) {
     results.push_back(maker.make(value));

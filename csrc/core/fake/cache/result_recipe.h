@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,18 +15,12 @@
 #include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
 
-#include "../storage/storage_memory.h"
+#include "../../hooks/hooks.h"
 #include "call_key.h"
 
 namespace torchext {
 
 using Results = c10::SmallVector<c10::IValue, 4>;
-
-// The distinct tensors among the arguments of a call, in order.
-using CallTensors = c10::ArrayRef<const at::Tensor*>;
-
-// Returns them. The pointers refer to `arguments`.
-c10::SmallVector<const at::Tensor*, 8> distinctTensors(Arguments arguments);
 
 // The effects of a call on fakes: its results and the new metadata of its arguments, or its refusal. Made by a
 // RecipeBuilder, without touching a fake, and applied by `make()`: after a miss to the tensors of the call itself, and
@@ -36,14 +33,14 @@ class ResultRecipe {
   // Returns the recipe of a call of `op` that real tensors refuse.
   static std::shared_ptr<ResultRecipe> refusing(const c10::OperatorHandle& op, std::exception_ptr refusal);
 
-  // Returns true if the recipe is right for all calls with an equal key. PyTorch warns about some changes of arguments
+  // Returns true if the recipe is valid for all calls with an equal key. PyTorch warns about some changes of arguments
   // each time, and kernels of other libraries may depend on anything (`hasPureKernels()`).
   bool isRepeatable() const noexcept {
     return is_repeatable_;
   }
 
-  // Adds facts that depend on the results. `makes_values`: whether they may have known values although the arguments
-  // have none. `scratch`: the temporary buffers of the kernel, or null.
+  // Adds facts that depend on the results. Call it before the cache has the recipe. `makes_values`: whether they may
+  // have known values although the arguments have none. `scratch`: the temporary buffers of the kernel, or null.
   void complete(bool makes_values, std::shared_ptr<const KernelScratch> scratch) noexcept {
     makes_values_ = makes_values;
     scratch_ = std::move(scratch);
@@ -60,21 +57,22 @@ class ResultRecipe {
   // Returns false if the recipe would resize a result of `detach()`, which must not be resized.
   bool canBeMade(CallTensors arguments) const;
 
-  // Returns the results for `arguments` and changes these as the call did, or raises the refusal.
+  // Returns the results for `arguments` and changes these as the call did, or raises a copy of the refusal: c10::Error,
+  // or one of its subclasses that kernels raise.
   Results make(CallTensors arguments) const;
 
   // Returns the only result of a call that returns a new tensor. The recipe must neither refuse nor resize.
   at::Tensor makeOne(CallTensors arguments) const;
 
-  // Changes `arguments` as the call did. Enough for a call that returns only arguments.
-  void resize(CallTensors arguments) const;
+  // Changes `arguments` as the call did. Enough for a repeatable call that returns only arguments.
+  void changeArguments(CallTensors arguments) const;
 
   const KernelScratch* scratch() const noexcept {
     return scratch_.get();
   }
 
   // Returns true if `make()` changes arguments.
-  bool resizes() const noexcept {
+  bool changesArguments() const noexcept {
     return !changed_.empty();
   }
 
@@ -104,20 +102,21 @@ class ResultRecipe {
     std::size_t number;
     c10::intrusive_ptr<c10::TensorImpl> form;
     std::size_t nbytes;
-    c10::Storage moved_to;  // null if it stays on its storage
+    std::optional<std::size_t> moved_to;  // the number of the storage, if the call moves the argument
   };
 
-  struct NewStorage {
+  // A new storage, or a given one that is used in its place.
+  struct ListedStorage {
     std::size_t nbytes;
     c10::Device device;
     bool is_pinned;
-    c10::Storage given;  // an argument of the call that is used in its place, or null
+    c10::Storage given;
   };
 
   // Kept alive so that their identities, which are part of the call's key, stay unique.
   CallKernels kernels_;
   std::vector<ValueRecipe> values_;
-  std::vector<NewStorage> new_storages_;
+  std::vector<ListedStorage> storages_;
   std::vector<Changed> changed_;
   std::shared_ptr<const KernelScratch> scratch_;
   std::exception_ptr refusal_;

@@ -34,12 +34,13 @@ class Substitution {
     return storages_.originalOf(substitute.unsafeGetStorageImpl());
   }
 
-  // Return the first original on `storage`, and the original of the first substitute on it, or null. In linear time.
-  const at::Tensor* originalOn(const c10::Storage& storage) const {
-    return firstOn(storage, tensors_.originals);
-  }
+  // Returns the original of the first substitute on `storage`, or null. In linear time.
   const at::Tensor* originalWithSubstituteOn(const c10::Storage& storage) const {
-    return firstOn(storage, tensors_.substitutes);
+    const auto& tensors = tensors_.substitutes;
+    const auto found = std::find_if(tensors.begin(), tensors.end(), [&storage](const at::Tensor& tensor) {
+      return tensor.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+    });
+    return found == tensors.end() ? nullptr : &tensors_.originals[toSize(found - tensors.begin())];
   }
 
   // Add a pair. Neither may be in another one.
@@ -83,13 +84,6 @@ class Substitution {
       return number == originals.size() ? nullptr : &originals[number];
     }
   };
-
-  const at::Tensor* firstOn(const c10::Storage& storage, const std::vector<at::Tensor>& tensors) const {
-    const auto found = std::find_if(tensors.begin(), tensors.end(), [&storage](const at::Tensor& tensor) {
-      return tensor.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
-    });
-    return found == tensors.end() ? nullptr : &tensors_.originals[toSize(found - tensors.begin())];
-  }
 
   Pairs<at::Tensor> tensors_;
   Pairs<c10::Storage> storages_;

@@ -19,7 +19,6 @@
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
-#include "../cache/recipe_builder.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
@@ -30,6 +29,7 @@
 #include "../storage/storage_memory.h"
 #include "device_rules.h"
 #include "meta_kernel.h"
+#include "recipe_builder.h"
 #include "shadows.h"
 #include "zero_tensors.h"
 
@@ -164,10 +164,7 @@ bool MetaCall::isTriedOutFirst() const {
 }
 
 std::shared_ptr<ResultRecipe> MetaCall::describeResults(RecipeBuilder&& recipe) {
-  for (const IValue& result : stack_) {
-    recipe.addResult(result, plan_.device);
-  }
-  return std::move(recipe).build(makesPinned(op_, arguments()));
+  return std::move(recipe).build(stack_, plan_.device, makesPinned(op_, arguments()));
 }
 
 std::shared_ptr<ResultRecipe> MetaCall::describe() {
@@ -351,11 +348,8 @@ void MetaCall::callMetaKernel() {
 void MetaCall::describeWritten(const RealResults& real, RecipeBuilder& recipe) {
   const std::size_t first = op_.schema().returns().size();
   for (const auto i : c10::irange(written_.size())) {
-    const Tensor& fake = written_[i];
-    const Tensor shadow = shadows_.of(fake);
-    const Storage storage = shadows_.originalOf(shadow.storage(), fake.device());
     const IValue* value = first + i < real.values.size() ? &real.values[first + i] : nullptr;
-    recipe.addWritten(fake, shadow, storage, value, real.has_sizes);
+    recipe.addWritten(written_[i], shadows_.of(written_[i]), value, real.has_sizes);
   }
 }
 

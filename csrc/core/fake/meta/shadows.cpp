@@ -27,8 +27,8 @@ Storage makeMetaStorage(std::size_t nbytes) {
                                                        /*resizable=*/true)};
 }
 
-Storage fakeStorageLike(const Storage& storage, c10::Device device) {
-  Storage fake = makeFakeStorage(storage.nbytes(), device);
+Storage fakeStorageLike(const Storage& storage) {
+  Storage fake = makeFakeStorage(storage.nbytes(), storage.device());
   if (isPinnedStorage(storage)) {
     pinStorage(fake);
   }
@@ -79,19 +79,9 @@ Storage Shadows::of(const Storage& storage) {
   if (const Storage* known = substitution_.substituteOf(storage)) {
     return *known;
   }
-  Storage shadow =
-      kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : fakeStorageLike(storage, storage.device());
+  Storage shadow = kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : fakeStorageLike(storage);
   substitution_.add(storage, shadow);
   return shadow;
-}
-
-Storage Shadows::originalOf(const Storage& shadow, c10::Device device) {
-  if (const Storage* known = substitution_.originalOf(shadow)) {
-    return *known;
-  }
-  Storage original = fakeStorageLike(shadow, device);
-  substitution_.add(original, shadow);
-  return original;
 }
 
 }  // namespace torchext

@@ -31,9 +31,6 @@ class Shadows {
   // Returns the shadow of `storage`.
   c10::Storage of(const c10::Storage& storage);
 
-  // Returns the storage whose shadow is `shadow`, or creates a fake storage on `device` for `shadow`.
-  c10::Storage originalOf(const c10::Storage& shadow, c10::Device device);
-
   // Returns all tensors and storages that have a shadow.
   const Substitution& pairs() const noexcept {
     return substitution_;

@@ -1,6 +1,7 @@
 #include "recipe_builder.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
@@ -62,20 +63,21 @@ std::size_t RecipeBuilder::numberOf(const Tensor& argument) const {
   return number;
 }
 
-void RecipeBuilder::addWritten(
-    const Tensor& argument, const Tensor& written, const Storage& storage, const IValue* real, bool has_sizes) {
+void RecipeBuilder::addWritten(const Tensor& argument, const Tensor& written, const IValue* real, bool has_sizes) {
   // The message of a TensorIterator (`TensorIteratorBase::mark_resize_outputs()`), which most of these operators use.
   TORCH_CHECK(real != nullptr || argument.sizes() == written.sizes() || mayChangeShape(op_), "output with shape ",
               argument.sizes(), " doesn't match the broadcast shape ", written.sizes());
+  const Storage* known = substitutes_.originalOf(written.storage());
+  const std::size_t present = (known == nullptr ? written.storage() : *known).nbytes();
   const auto resize = [&](c10::IntArrayRef sizes, c10::IntArrayRef strides, std::size_t nbytes) {
     auto form = makeForm(argument, sizes, strides);
-    nbytes = std::max({nbytes, storage.nbytes(), bytesOf(*form)});
-    addChanged(argument, std::move(form), nbytes, storage);
+    nbytes = std::max({nbytes, present, bytesOf(*form)});
+    addChanged(argument, written, std::move(form), nbytes);
   };
   if (real == nullptr) {
-    addChanged(argument, makeForm(written), written.storage().nbytes(), storage);
+    addChanged(argument, written, makeForm(written), written.storage().nbytes());
   } else if (!real->isTensor()) {
-    addChanged(argument, makeForm(argument), storage.nbytes(), storage);
+    addChanged(argument, written, makeForm(argument), present);
   } else if (has_sizes) {
     resize(real->toTensor().sizes(), real->toTensor().strides(), real->toTensor().storage().nbytes());
   } else if (written.sizes() != argument.sizes()) {
@@ -89,21 +91,29 @@ void RecipeBuilder::addWritten(
 }
 
 // PyTorch warns about resizing a tensor that has elements, except by operators whose purpose is to change metadata. A
-// call that warns must warn again. The recipe of a call that moves an argument holds a storage of the program.
+// call that warns must warn again.
 void RecipeBuilder::addChanged(const Tensor& argument,
+                               const Tensor& written,
                                c10::intrusive_ptr<c10::TensorImpl> form,
-                               std::size_t nbytes,
-                               const Storage& storage) {
+                               std::size_t nbytes) {
   for (const auto& changed : recipe_->changed_) {
-    nbytes = isSameStorage(arguments_[changed.number]->storage(), storage) ? std::max(nbytes, changed.nbytes) : nbytes;
+    const Tensor* other = substitutes_.substituteOf(*arguments_[changed.number]);
+    nbytes = isSameStorage(other->storage(), written.storage()) ? std::max(nbytes, changed.nbytes) : nbytes;
   }
-  const bool moves = !isSameStorage(argument.storage(), storage);
-  if (!moves && hasSameGeometry(argument, *form) && storage.nbytes() == nbytes) {
+  const Storage* known = substitutes_.originalOf(written.storage());
+  const bool moves = known == nullptr || !isSameStorage(*known, argument.storage());
+  if (!moves && hasSameGeometry(argument, *form) && known->nbytes() == nbytes) {
     return;
   }
+  TORCH_CHECK_NOT_IMPLEMENTED(known == nullptr || isFakeStorage(*known) || bytesOf(*form) <= known->nbytes(), "`",
+                              op_.operator_name(), "` would resize the storage of a real tensor from ", known->nbytes(),
+                              " to ", bytesOf(*form),
+                              " bytes, but another argument is fake. Make all arguments fake "
+                              "with torchext.fake.fake_like(), or all real.");
   const bool warns = !op_.hasTag(at::Tag::inplace_view) && argument.numel() != 0 && argument.sizes() != form->sizes();
-  recipe_->is_repeatable_ = recipe_->is_repeatable_ && !moves && !warns;
-  recipe_->changed_.push_back({numberOf(argument), std::move(form), nbytes, moves ? storage : Storage{}});
+  recipe_->is_repeatable_ = recipe_->is_repeatable_ && !warns;
+  const auto moved_to = moves ? std::optional{numberOfStorage(written.storage(), argument.device())} : std::nullopt;
+  recipe_->changed_.push_back({numberOf(argument), std::move(form), nbytes, moved_to});
 }
 
 void RecipeBuilder::addResult(const IValue& result, c10::Device device) {
@@ -137,15 +147,16 @@ RecipeBuilder::TensorRecipe RecipeBuilder::describe(const Tensor& result, c10::D
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.has_storage(), "`", op_.operator_name(),
                               "` returns a tensor of layout ", result.layout(),
                               ", but fake tensors must be strided. Call it on real tensors.");
+  const Storage* known = substitutes_.originalOf(result.storage());
+  TORCH_CHECK_NOT_IMPLEMENTED(known == nullptr || isFakeStorage(*known), "`", op_.operator_name(),
+                              "` returns a view of a real argument although another argument is fake. Make all "
+                              "arguments fake with torchext.fake.fake_like(), or all real.");
   auto form = makeForm(result);
   const Tensor* base = substitutes_.originalWithSubstituteOn(result.storage());
   if (base == nullptr) {
     const c10::Device own = isFake(result) || !result.is_meta() ? result.device() : device;
-    return {Source::kNewStorage, numberOfNew(result.storage(), own), std::move(form)};
+    return {Source::kNewStorage, numberOfStorage(result.storage(), own), std::move(form)};
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(isFake(*base), "`", op_.operator_name(),
-                              "` returns a view of a real argument although another argument is fake. Make all "
-                              "arguments fake with torchext.fake.fake_like(), or all real.");
   if (viewsAsDtype(op_)) {
     return {Source::kOnArgument, numberOf(*base), std::move(form)};
   }
@@ -153,22 +164,26 @@ RecipeBuilder::TensorRecipe RecipeBuilder::describe(const Tensor& result, c10::D
   return {Source::kViewOfArgument, numberOf(*base), std::move(form)};
 }
 
-std::size_t RecipeBuilder::numberOfNew(const Storage& storage, c10::Device device) {
-  const auto known = std::find_if(new_storages_.begin(), new_storages_.end(),
-                                  [&storage](const Storage& other) { return isSameStorage(other, storage); });
-  const std::size_t number = toSize(known - new_storages_.begin());
-  if (known == new_storages_.end()) {
-    const Storage* given = substitutes_.originalOf(storage);
-    recipe_->is_repeatable_ = recipe_->is_repeatable_ && given == nullptr;
-    new_storages_.push_back(storage);
-    recipe_->new_storages_.push_back(
-        {storage.nbytes(), device, isPinnedStorage(storage), given == nullptr ? Storage{} : *given});
+// A recipe with a storage of the program cannot be repeated.
+std::size_t RecipeBuilder::numberOfStorage(const Storage& storage, c10::Device device) {
+  const auto listed = std::find_if(storages_.begin(), storages_.end(),
+                                   [&storage](const Storage& other) { return isSameStorage(other, storage); });
+  const std::size_t number = toSize(listed - storages_.begin());
+  if (listed == storages_.end()) {
+    const Storage* known = substitutes_.originalOf(storage);
+    recipe_->is_repeatable_ = recipe_->is_repeatable_ && known == nullptr;
+    storages_.push_back(storage);
+    recipe_->storages_.push_back(
+        {storage.nbytes(), device, isPinnedStorage(storage), known == nullptr ? Storage{} : *known});
   }
   return number;
 }
 
-std::shared_ptr<ResultRecipe> RecipeBuilder::build(bool pins) && {
-  for (auto& storage : recipe_->new_storages_) {
+std::shared_ptr<ResultRecipe> RecipeBuilder::build(ArrayRef<IValue> results, c10::Device device, bool pins) && {
+  for (const IValue& result : results) {
+    addResult(result, device);
+  }
+  for (auto& storage : recipe_->storages_) {
     storage.is_pinned = storage.is_pinned || pins;
   }
   return std::move(recipe_);

@@ -1,5 +1,8 @@
 #pragma once
 
+// A call is described before any fake is touched: its kernel runs on substitutes, whose changes and results become a
+// recipe (result_recipe.h).
+//
 // NOTE [Arguments that change shape]
 //
 // Meta kernels do not always resize written arguments as real kernels do:
@@ -27,52 +30,47 @@
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
+#include "../cache/result_recipe.h"
 #include "../calls/pointer_numbers.h"
 #include "../calls/substitution.h"
-#include "result_recipe.h"
 
 namespace torchext {
 
 // Describes a call whose kernel ran on substitutes of its arguments. Changes no tensor.
 class RecipeBuilder {
  public:
-  // `arguments`: the distinct tensors of a call of `op`. `substitutes`: what the kernel was called with, and has
-  // changed. All must outlive this object.
+  // `arguments`: the distinct tensors of a call of `op`. `substitutes`: the tensors and storages that the kernel
+  // received and may have changed. All must outlive this object.
   RecipeBuilder(const c10::OperatorHandle& op, CallTensors arguments, const Substitution& substitutes);
 
-  // Adds the metadata of a written argument after the call, and the storage on which it is then. `written` is its
-  // substitute, `real` its entry of `RealResults`, or null without a trial. `has_sizes`: whether a trial had the sizes
-  // of the call. Raises c10::Error if an in-place operator would change the shape, and UnsupportedOperatorError for an
-  // unknown shape.
-  void addWritten(const at::Tensor& argument,
-                  const at::Tensor& written,
-                  const c10::Storage& storage,
-                  const c10::IValue* real,
-                  bool has_sizes);
+  // Adds the metadata of a written argument after the call. `written` is its substitute, `real` its entry of
+  // `RealResults`, or null without a trial. `has_sizes`: whether a trial had the sizes of the call. Raises c10::Error
+  // if an in-place operator would change the shape, UnsupportedOperatorError for an unknown shape, and
+  // NotImplementedError if the call would resize the storage of a real tensor.
+  void addWritten(const at::Tensor& argument, const at::Tensor& written, const c10::IValue* real, bool has_sizes);
 
-  // Adds what the kernel returned. A new tensor is on its own device if it is fake or not on the meta device, else on
-  // `device`. Raises NotImplementedError for tensors that cannot be fake, and for views of real arguments.
-  void addResult(const c10::IValue& result, c10::Device device);
-
-  // Returns the recipe. `pins`: whether new storages are pinned.
-  std::shared_ptr<ResultRecipe> build(bool pins) &&;
+  // Returns the recipe of a call whose kernel returned `results`. A new tensor is on its own device if it is fake or
+  // not on the meta device, else on `device`. `pins`: whether new storages are pinned. Raises NotImplementedError for
+  // tensors that cannot be fake, and for views of real arguments.
+  std::shared_ptr<ResultRecipe> build(c10::ArrayRef<c10::IValue> results, c10::Device device, bool pins) &&;
 
  private:
   using TensorRecipe = ResultRecipe::TensorRecipe;
 
   void addChanged(const at::Tensor& argument,
+                  const at::Tensor& written,
                   c10::intrusive_ptr<c10::TensorImpl> form,
-                  std::size_t nbytes,
-                  const c10::Storage& storage);
+                  std::size_t nbytes);
+  void addResult(const c10::IValue& result, c10::Device device);
   TensorRecipe describe(const at::Tensor& result, c10::Device device);
   std::size_t numberOf(const at::Tensor& argument) const;
-  std::size_t numberOfNew(const c10::Storage& storage, c10::Device device);
+  std::size_t numberOfStorage(const c10::Storage& storage, c10::Device device);
 
   const c10::OperatorHandle& op_;
   const CallTensors arguments_;
   const Substitution& substitutes_;
   PointerNumbers argument_numbers_;
-  std::vector<c10::Storage> new_storages_;  // of the substitutes
+  std::vector<c10::Storage> storages_;  // substitutes of those that the recipe lists
   std::shared_ptr<ResultRecipe> recipe_;
 };
 
