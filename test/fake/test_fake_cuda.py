@@ -295,8 +295,9 @@ def test_default_tensor_type_may_be_one_of_cuda() -> None:
         assert default_type() == (torch.float32, "cpu")
         torch.set_default_tensor_type("torch.cuda.FloatTensor")
     assert default_type() == (torch.float32, "cpu")
-    with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
-        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    if not torch.backends.cuda.is_built():  # a build for CUDA accepts the type, and raises in the next factory
+        with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
+            torch.set_default_tensor_type(torch.cuda.FloatTensor)
 
 
 @pytest.mark.usefixtures("default_types")
@@ -692,8 +693,9 @@ def test_legacy_constructors_take_devices_and_tensors() -> None:
         assert torch.cuda.FloatTensor(x).is_set_to(x)
         with pytest.raises(RuntimeError, match="legacy constructor expects device type: cuda"):
             torch.cuda.FloatTensor(3, device="cpu")
-    with pytest.raises(TypeError, match="type torch.cuda.FloatTensor not available"):
-        torch.cuda.FloatTensor(3)
+    if not torch.cuda.is_available():
+        with pytest.raises((TypeError, RuntimeError), match="FloatTensor not available|Found no NVIDIA driver"):
+            torch.cuda.FloatTensor(3)
 
 
 @pytest.mark.parametrize("dim", [-1, 0])

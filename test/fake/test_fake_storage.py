@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparisons import ALL_PROPERTIES, Raised, metadata, outcome
+from comparisons import ALL_PROPERTIES, LOOSE_PROPERTIES, Raised, metadata, outcome
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
@@ -332,3 +332,31 @@ def test_fakes_do_not_grow_the_storages_of_real_tensors() -> None:
     assert is_fake(fake)
     fake.set_(real.untyped_storage(), 0, (6,), (1,))
     assert torch.equal(fake, real)
+
+
+VIEWS_OF_ZEROS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda zeros: zeros.view(3, 2),
+    "dtype": lambda zeros: zeros.view(torch.int32),
+    "expand": lambda zeros: zeros.expand(2, 2, 3),
+    "as_strided": lambda zeros: zeros.as_strided((2,), (1,), 3),
+    "transpose": lambda zeros: zeros.t(),
+    "select": lambda zeros: zeros[1],
+    "slice": lambda zeros: zeros[:, 1:],
+    "unbind": lambda zeros: zeros.unbind()[1],
+    "reshape": lambda zeros: zeros.reshape(6),
+    "alias": torch.ops.aten.alias,
+    "detach": lambda zeros: zeros.detach(),
+    "negation": lambda zeros: torch._neg_view(zeros),
+}
+
+
+@pytest.mark.parametrize("mode", [fake_mode, deferred_init])
+@pytest.mark.parametrize("view", VIEWS_OF_ZEROS.values(), ids=VIEWS_OF_ZEROS)
+def test_views_of_zeros_without_memory_stay_such_zeros(view: Callable[[torch.Tensor], torch.Tensor], mode: Any) -> None:
+    def run() -> tuple[Any, bool]:
+        result = view(torch._efficientzerotensor(2, 3))
+        return metadata(result, LOOSE_PROPERTIES), result._is_zerotensor()
+
+    with mode():
+        found = run()
+    assert found == run()

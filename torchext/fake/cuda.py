@@ -165,9 +165,9 @@ def _replaced_functions() -> None:
         _while_devices_exist.patch(torch.cuda.MemPool, "__init__", make, reason)
     for owner, fake in classes:
         _while_devices_exist.patch(owner, "__new__", partial(_constructing, fake=fake), reason)
-    if not hasattr(torch.cuda.Stream, "priority_range"):
-        make = partial(_answering, answer=FakeStream.priority_range)
-        _while_devices_exist.patch(torch.cuda.Stream, "priority_range", make, "is in CUDA builds only", is_added=True)
+    is_missing = not hasattr(torch.cuda.Stream, "priority_range")  # in builds without CUDA
+    make = partial(_answering, answer=FakeStream.priority_range)
+    _while_devices_exist.patch(torch.cuda.Stream, "priority_range", make, reason, is_added=is_missing)
     for cls in torch._tensor_classes:
         if cls.is_cuda and not cls.is_sparse and not cls.is_sparse_csr:
             _while_devices_exist.patch(cls, "__new__", _of_legacy_type, reason)

@@ -513,9 +513,22 @@ void makeOutputsWithMathBitsResizable() {
   }();
 }
 
+// PyTorch's kernels for views of zeros without memory make plain aliases, and since 2.15 refuse fakes of other
+// libraries (`maybe_copy_fake_tensor_metadata()`). Without their key, the handler of fakes makes these views.
+void viewZerosKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const bool is_fake = isFake(torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor());
+  const DispatchKeySet passed{is_fake ? DispatchKey::ZeroTensor : DispatchKey::Undefined};
+  op.redispatchBoxed((keys & kBelowComposites) - passed, stack);
+}
+
+bool viewsZeros(const OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::ZeroTensor) && onlyMakesViews(op);
+}
+
 void makeResultsOfZerosFake() {
   [[maybe_unused]] static const auto* library = [] {
     auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+    registerWhere<&viewZerosKernel>(*added, &viewsZeros);
     for (const char* name : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "linalg_cross"}) {
       added->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocatingKernel>());
     }

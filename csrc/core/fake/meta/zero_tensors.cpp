@@ -7,6 +7,7 @@
 #include <ATen/ops/_efficientzerotensor.h>
 
 #include "../../../libraries/support/stack_utils.h"
+#include "../calls/op_traits.h"
 
 namespace torchext {
 
@@ -22,7 +23,9 @@ bool hasZeroTensor(ArrayRef<IValue> arguments) {
 
 std::optional<DispatchKey> kernelForZeroTensors(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   constexpr DispatchKey kComposite = DispatchKey::CompositeExplicitAutograd;
-  return op.hasKernelForDispatchKey(kComposite) && hasZeroTensor(arguments) ? std::optional{kComposite} : std::nullopt;
+  return op.hasKernelForDispatchKey(kComposite) && !onlyMakesViews(op) && hasZeroTensor(arguments)
+             ? std::optional{kComposite}
+             : std::nullopt;
 }
 
 // `dot()` and `vdot()` in Blas.cpp.

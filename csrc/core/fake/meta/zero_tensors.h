@@ -17,7 +17,7 @@
 namespace torchext {
 
 // Returns the key of the kernel that a call with these arguments runs on the fakes, because it calls another operator
-// that returns such zeros: `mul.Scalar` calls `mul.Tensor`.
+// that returns such zeros: `mul.Scalar` calls `mul.Tensor`. None for views, which Meta kernels make.
 std::optional<c10::DispatchKey> kernelForZeroTensors(const c10::OperatorHandle& op,
                                                      c10::ArrayRef<c10::IValue> arguments);
 
