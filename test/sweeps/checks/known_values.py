@@ -21,8 +21,9 @@ Call = Callable[[Arguments], Any]
 # Values that kernels refuse as positions, lengths, pivots or divisors.
 HOSTILE: tuple[OnTensor, ...] = (lambda tensor: tensor + 100, lambda tensor: -tensor - 100, torch.zeros_like)
 
-# PyTorch's Python operator has no CPU kernel that could be tried out, and another kernel reads memory at any position.
+# PyTorch's Python operator has no CPU kernel that could be tried out, and others read or write memory at any position.
 NOT_TRIED_OUT = {
+    "linalg.ldl_solve",
     *("nn.functional.linear_cross_entropy.chunked", "nn.functional.linear_cross_entropy.chunked_none"),
     "nn.functional.ctc_loss",
 }

@@ -337,6 +337,6 @@ def _patch_calls_of_handlers() -> None:
 
         return __call__
 
-    while_fakes_live.patch(
-        torch._ops.OpOverload, "__call__", make, "handlers of __torch_dispatch__ call operators below the Fake key"
-    )
+    reason = "handlers of __torch_dispatch__ call operators below the Fake key"
+    for operators in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+        while_fakes_live.patch(operators, "__call__", make, reason)
