@@ -426,7 +426,7 @@ class TestExactness:
     @needs_own_kernel
     def test_kernel_for_older_processors_is_exact(self) -> None:
         verdict = "print(*(bindings.is_fill_exact(True, d) for d in (torch.float32, torch.bfloat16, torch.float16)))"
-        expected = "True False False" if TORCH_RELEASE < (2, 12) else "True True True"
+        expected = "True False False" if TORCH_RELEASE < (2, 13) else "True True True"
         assert run_python(COMPARE + verdict, ATEN_CPU_CAPABILITY="avx2") == expected
 
     @pytest.mark.ci
