@@ -272,9 +272,10 @@ def test_route(world: World, mode: Mode, where: str, operator: str, tensor: str)
     with world.entered():
         argument = make_tensor(world, tensor, mode)
         with mode() if where == "inside" else nullcontext():
-            found = route(op, argument, *args).keys
+            # Once a fake of zeros without memory has been made, views pass the key of composites.
+            found = [key for key in route(op, argument, *args).keys if key != "TESTING_ONLY_GenericWrapper"]
     above = [f"Autograd{backend}" if key == "Autograd" else key for key in ROUTES[where, operator, tensor]]
-    assert [*found] == [*above, *([backend] if world.kind == "real" else ["Fake", "Meta"])]
+    assert found == [*above, *([backend] if world.kind == "real" else ["Fake", "Meta"])]
 
 
 @in_every_world
