@@ -24,13 +24,17 @@ bool isPlain(const Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
 }
 
-std::size_t neededBytes(const Tensor& tensor) {
+std::size_t neededBytes(const c10::TensorImpl& tensor) {
   return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                           toSize(tensor.storage_offset()));
 }
 
+std::size_t neededBytes(const Tensor& tensor) {
+  return neededBytes(*tensor.unsafeGetTensorImpl());
+}
+
 bool holdsItsElements(const Tensor& tensor) {
-  return tensor.numel() == 0 || neededBytes(tensor) <= tensor.storage().nbytes();
+  return neededBytes(tensor) <= tensor.storage().nbytes();
 }
 
 Storage makeZeroStorage(std::size_t nbytes) {

@@ -18,6 +18,7 @@ bool isPlain(const at::Tensor& tensor);
 
 // Returns the number of bytes of its storage that a plain tensor needs, from the beginning of the storage to the end of
 // its last element.
+std::size_t neededBytes(const c10::TensorImpl& tensor);
 std::size_t neededBytes(const at::Tensor& tensor);
 
 // Returns false if the storage of a plain tensor is too small for it, for example after `untyped_storage().resize_(0)`.

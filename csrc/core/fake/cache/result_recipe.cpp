@@ -87,7 +87,7 @@ Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
   return {};
 }
 
-// A storage that became real keeps its size: an argument that is moved to it becomes real.
+// An argument that is moved to a real storage becomes real, and that storage keeps its size.
 void RecipeMaker::change(const ResultRecipe::Changed& changed) const {
   c10::TensorImpl& impl = *arguments_[changed.number]->unsafeGetTensorImpl();
   if (changed.moved_to) {

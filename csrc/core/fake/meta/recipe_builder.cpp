@@ -4,10 +4,10 @@
 #include <optional>
 #include <utility>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/sizes.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
@@ -26,20 +26,13 @@ bool mayChangeShape(const OperatorHandle& op) {
   return op.hasTag(at::Tag::inplace_view) || hasOut(op) || namespaceOf(op.operator_name()) != "aten";
 }
 
-// Returns the size that the storage of a tensor of this form needs, in bytes.
-std::size_t bytesOf(const c10::TensorImpl& form) {
-  return form.numel() == 0 ? 0
-                           : at::detail::computeStorageNbytes(form.sizes(), form.strides(), form.itemsize(),
-                                                              toSize(form.storage_offset()));
-}
-
 // Makes the checks that `as_strided()` makes on all devices except the meta device (`checkInBoundsForStorage`,
 // Resize.h).
 void checkInBounds(const c10::TensorImpl& view, std::size_t nbytes) {
   TORCH_CHECK(view.storage_offset() >= 0, "Tensor: invalid storage offset ", view.storage_offset());
-  TORCH_CHECK(bytesOf(view) <= nbytes, "setStorage: sizes ", view.sizes(), ", strides ", view.strides(),
+  TORCH_CHECK(neededBytes(view) <= nbytes, "setStorage: sizes ", view.sizes(), ", strides ", view.strides(),
               ", storage offset ", view.storage_offset(), ", and itemsize ", view.itemsize(),
-              " requiring a storage size of ", bytesOf(view), " are out of bounds for storage of size ", nbytes);
+              " requiring a storage size of ", neededBytes(view), " are out of bounds for storage of size ", nbytes);
 }
 
 bool hasSameGeometry(const Tensor& tensor, const c10::TensorImpl& form) {
@@ -71,7 +64,7 @@ void RecipeBuilder::addWritten(const Tensor& argument, const Tensor& written, co
   const std::size_t present = (known == nullptr ? written.storage() : *known).nbytes();
   const auto resize = [&](c10::IntArrayRef sizes, c10::IntArrayRef strides, std::size_t nbytes) {
     auto form = makeForm(argument, sizes, strides);
-    nbytes = std::max({nbytes, present, bytesOf(*form)});
+    nbytes = std::max({nbytes, present, neededBytes(*form)});
     addChanged(argument, written, std::move(form), nbytes);
   };
   if (real == nullptr) {
@@ -105,9 +98,9 @@ void RecipeBuilder::addChanged(const Tensor& argument,
   if (!moves && hasSameGeometry(argument, *form) && known->nbytes() == nbytes) {
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(known == nullptr || isFakeStorage(*known) || bytesOf(*form) <= known->nbytes(), "`",
+  TORCH_CHECK_NOT_IMPLEMENTED(known == nullptr || isFakeStorage(*known) || neededBytes(*form) <= known->nbytes(), "`",
                               op_.operator_name(), "` would resize the storage of a real tensor from ", known->nbytes(),
-                              " to ", bytesOf(*form),
+                              " to ", neededBytes(*form),
                               " bytes, but another argument is fake. Make all arguments fake "
                               "with torchext.fake.fake_like(), or all real.");
   const bool warns = !op_.hasTag(at::Tag::inplace_view) && argument.numel() != 0 && argument.sizes() != form->sizes();

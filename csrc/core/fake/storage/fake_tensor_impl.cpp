@@ -2,12 +2,11 @@
 
 #include <utility>
 
-#include <ATen/EmptyTensor.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
-#include "../../../libraries/support/sizes.h"
+#include "../../../libraries/support/plain_tensors.h"
 #include "fake_keys.h"
 #include "fake_storage.h"
 #include "fake_storage_residents.h"
@@ -28,13 +27,6 @@ namespace {
 bool isDispatchModeActive() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
-}
-
-// Returns true if a storage of `nbytes` bytes holds the elements of `tensor`.
-bool isHeldBy(std::size_t nbytes, const TensorImpl& tensor) {
-  return tensor.numel() == 0 ||
-         at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize(),
-                                          toSize(tensor.storage_offset())) <= nbytes;
 }
 
 }  // namespace
@@ -89,9 +81,9 @@ void FakeTensorImpl::copyGeometry(TensorImpl& fake, const TensorImpl& source) {
 
 void FakeTensorImpl::resizeLike(TensorImpl& fake, const TensorImpl& source, std::size_t nbytes) {
   const Storage& storage = fake.storage();
-  const bool is_freed = nbytes < storage.nbytes() || !isHeldBy(storage.nbytes(), fake);
-  TORCH_INTERNAL_ASSERT(is_freed || isHeldBy(nbytes, source), "a tensor of shape ", source.sizes(), " and strides ",
-                        source.strides(), " does not fit into ", nbytes, " bytes");
+  const bool is_freed = nbytes < storage.nbytes() || neededBytes(fake) > storage.nbytes();
+  TORCH_INTERNAL_ASSERT(is_freed || neededBytes(source) <= nbytes, "a tensor of shape ", source.sizes(),
+                        " and strides ", source.strides(), " does not fit into ", nbytes, " bytes");
   if (nbytes != storage.nbytes()) {
     TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");  // `resize_bytes_cpu()`
     resizeFakeStorage(storage, nbytes);
