@@ -17,7 +17,7 @@ import sys
 # of tensors in Python saved 230 lines.
 BUDGET = 80_030
 # Budget for csrc/core, which a newcomer must understand.
-CORE_BUDGET = 13_000
+CORE_BUDGET = 12_750
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

@@ -19,7 +19,6 @@
 #include "dispatch/unboxed.h"
 #include "kernels/device_kernels.h"
 #include "layouts/kinds.h"
-#include "marks/marks_handlers.h"
 #include "marks/origins.h"
 #include "memory/memory_counter.h"
 #include "parts/parts_hook.h"
@@ -72,7 +71,6 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerExternalValues();
   all.make_memory = &makeLargeStorage;
   registerPlacements();
-  registerMarks();
   registerOrigins();
   registerAmpHandler();
   registerMemoryCounter();

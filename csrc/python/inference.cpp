@@ -2,7 +2,6 @@
 
 #include <torchext/inference_mode.h>
 
-#include "../core/inference/mode_blocks.h"
 #include "../extensions/marks/origins.h"
 #include "bind.h"
 #include "block_type.h"

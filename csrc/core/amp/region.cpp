@@ -10,7 +10,6 @@
 #include <c10/util/Exception.h>
 
 #include "../hooks/hooks.h"
-#include "../marks/marks_key.h"
 #include "../torch_internals/autocast_mode.h"
 
 namespace torchext {
@@ -86,20 +85,20 @@ DeviceType findAccelerator() {
 }  // namespace
 
 void enterRegion(BlockOwner owner, const RegionOptions& options) {
-  if (options.is_self_cleaning) {
-    takeMarksKey();
-  }
+  const ThreadGuards& guards = hooks().guards;
+  TORCH_CHECK_NOT_IMPLEMENTED(!options.is_self_cleaning || guards.beginCleaning,
+                              "This build of torchext has no self-cleaning regions.");
   const DeviceType device_type = options.device_type;
   const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
                           autocast::get_autocast_dtype(device_type)};
   const bool is_enabled = options.is_enabled && canAutocastTo(device_type, options.dtype);
   const bool is_self_cleaning = options.is_self_cleaning && is_enabled;
-  openRegions().push_back(
-      {owner, device_type, is_enabled, is_self_cleaning, previous, LeaseHold{leaseOfRegions()}, {}});
+  OpenRegion region{owner, device_type, is_enabled, is_self_cleaning, previous, LeaseHold{leaseOfRegions()}, {}};
   if (is_self_cleaning) {
-    openRegions().back().marks_lease.emplace(leaseOfMarks());
-    demandMarksKey(MarksFeature::kAmp);  // the handler receives every operator, with any arguments
+    region.marks_lease.emplace(leaseOfMarks());
+    guards.beginCleaning();
   }
+  openRegions().push_back(std::move(region));
   autocast::set_autocast_enabled(device_type, is_enabled);
   if (options.dtype) {
     setDtype(device_type, *options.dtype);
@@ -123,7 +122,7 @@ void leaveRegion(BlockOwner owner) {
     handOver(left, end - (regions.end() - later), end);
   }
   if (left.is_self_cleaning) {
-    releaseMarksKey(MarksFeature::kAmp);
+    hooks().guards.endCleaning();
   }
   if (autocast::decrement_nesting() == 0) {
     autocast::clear_cache();

@@ -28,7 +28,6 @@
 #include "layouts/layout.h"
 #include "meta/device_rules.h"
 #include "meta/meta_call.h"
-#include "meta/zero_tensors.h"
 #include "resizable_outputs.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
@@ -252,9 +251,6 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
 std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
   if (const auto composite = compositeKernelOf(op_)) {
     return composite;
-  }
-  if (const auto kernel = kernelForZeroTensors(op_, arguments())) {
-    return kernel;
   }
   for (const DecomposeCall kernel_of : hooks().decompositions) {
     if (const auto kernel = kernel_of(op_, arguments())) {

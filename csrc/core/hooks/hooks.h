@@ -496,7 +496,18 @@ struct ExternalValues {
 // Materializes tensors in another way. Returns false, without an effect, for the usual way. Null without an extension.
 using MaterializeTensors = Hook<bool(at::ArrayRef<at::Tensor> tensors)>;
 
-// ---- Marks ----
+// ---- Guards ----
+
+// Additions of extensions to the guards of the core, on the calling thread.
+struct ThreadGuards {
+  // Whether origins of inference tensors are traced, which inference mode saves and restores. Raise nothing.
+  Hook<bool()> tracesOrigins;
+  Hook<void(bool traces)> traceOrigins;
+  // Called for each self-cleaning region. Without an extension, such a region is an error. `endCleaning()` raises
+  // nothing.
+  Hook<void()> beginCleaning;
+  Hook<void()> endCleaning;
+};
 
 // Called for an inference tensor that becomes a normal one.
 using OnNormalTensor = void (*)(c10::TensorImpl& tensor);
@@ -576,6 +587,7 @@ struct Hooks {
   ReplayFill replay_fill{};
   MakeMemory make_memory{};
   MaterializeTensors materialize{};
+  ThreadGuards guards{};
   // The kinds of generators, by device type. Null for copies of generators: NOTE [The tape of a generator].
   std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> tapes{};
   HookList<const LayoutHandler*> layouts{};
@@ -587,8 +599,6 @@ struct Hooks {
   // The keys `Fake` and `DeferredInit`.
   HookList<OnKeyTaken> on_fake_key{};
   HookList<OnKeyTaken> on_deferred_init_key{};
-  // The key of marked tensors. Without an extension that registers its fallback, it cannot be taken.
-  HookList<OnKeyTaken> on_marks_key{};
   HookList<OnNormalTensor> on_normal_tensor{};
   HookList<OnLazyBits> on_lazy_bits{};
   HookList<const TestedPiece*> pieces{};

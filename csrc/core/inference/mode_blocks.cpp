@@ -1,19 +1,15 @@
 #include "mode_blocks.h"
 
-#include <atomic>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
-#include "../marks/marks_key.h"
 #include "thread_mode.h"
 
 namespace torchext {
 
 namespace {
-
-std::atomic<bool> are_blocks_traced{false};
 
 struct OpenBlock {
   BlockOwner owner;
@@ -45,16 +41,10 @@ ThreadMode modeOf(ModeBlock kind, const ThreadMode& current) {
 
 }  // namespace
 
-void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
-  if (is_traced) {
-    takeMarksKey();
-  }
+void enterModeBlock(BlockOwner owner, ModeBlock kind) {
   OpenBlocks& blocks = openBlocks();
   blocks.push_back({owner, ThreadMode::current()});
   modeOf(kind, blocks.back().previous).makeCurrent();
-  if (is_traced || areBlocksTraced()) {
-    traceOriginsHere();
-  }
 }
 
 void leaveModeBlock(BlockOwner owner) {
@@ -82,26 +72,6 @@ void abandonModeBlocks(BlockOwner owner) {
   for (auto block = innermostOf(blocks, owner); block != blocks.end(); block = innermostOf(blocks, owner)) {
     leave(blocks, block);
   }
-}
-
-void traceOriginsHere() {
-  takeMarksKey();
-  setMarksKeyDemanded(MarksFeature::kOrigins, true);
-}
-
-bool isTracingOrigins() noexcept {
-  return isMarksKeyDemanded(MarksFeature::kOrigins);
-}
-
-void traceOriginsInBlocks(bool enabled) {
-  if (enabled) {
-    takeMarksKey();
-  }
-  are_blocks_traced = enabled;
-}
-
-bool areBlocksTraced() noexcept {
-  return are_blocks_traced.load(std::memory_order_relaxed);
 }
 
 }  // namespace torchext

@@ -12,9 +12,8 @@ namespace torchext {
 
 enum class ModeBlock : std::uint8_t { kInference, kNoInference, kNormalTensors };
 
-// An owner may enter any number of blocks, on any thread. If `is_traced`, or if all blocks are traced, the block traces
-// origins: NOTE [Origins of inference tensors].
-TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced = false);
+// An owner may enter any number of blocks, on any thread.
+TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind);
 
 // Leaves the owner's innermost block on this thread. Raises without changes if it has no open block. Also raises if a
 // block of another owner, entered later, is still open: that one stays in effect until it is left, and then restores
@@ -26,15 +25,5 @@ bool isModeBlockOpen() noexcept;
 
 // Leaves all blocks of the owner on this thread, for an owner that is destroyed inside of them.
 TORCHEXT_API void abandonModeBlocks(BlockOwner owner);
-
-// Makes this thread trace origins until the innermost guard of its dispatch keys is left.
-TORCHEXT_API void traceOriginsHere();
-
-// Returns true if this thread traces.
-bool isTracingOrigins() noexcept;
-
-// Sets whether every block of inference mode that is entered on any thread traces.
-TORCHEXT_API void traceOriginsInBlocks(bool enabled);
-bool areBlocksTraced() noexcept;
 
 }  // namespace torchext

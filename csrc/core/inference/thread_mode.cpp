@@ -2,7 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
-#include "../marks/marks_key.h"
+#include "../hooks/hooks.h"
 
 namespace torchext {
 
@@ -34,8 +34,7 @@ LocalDispatchKeySet inferenceKeys(const LocalDispatchKeySet& keys, bool enabled)
 }  // namespace
 
 ThreadMode ThreadMode::current() {
-  return {AutogradState::get_tls_state(), c10::impl::tls_local_dispatch_key_set(),
-          isMarksKeyDemanded(MarksFeature::kOrigins)};
+  return {AutogradState::get_tls_state(), c10::impl::tls_local_dispatch_key_set(), hooks().guards.tracesOrigins()};
 }
 
 // Makes a new AutogradState instead of a changed copy: inside c10::InferenceMode, the flags beyond these four have
@@ -54,7 +53,7 @@ ThreadMode ThreadMode::normalTensors() const {
 
 void ThreadMode::makeCurrent() const {
   AutogradState::set_tls_state(autograd);
-  setMarksKeyDemanded(MarksFeature::kOrigins, is_tracing);
+  hooks().guards.traceOrigins(is_tracing);
   const LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
   c10::impl::_force_tls_local_dispatch_key_set(
       keySets((now.included_ - kTracking) | (keys.included_ & kTracking),

@@ -9,6 +9,7 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
+#include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/autocast_mode.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../marks/marks_handlers.h"
@@ -238,6 +239,8 @@ AmpPrediction predictAmp(const OperatorHandle& op, const Stack& arguments) {
 
 void registerAmpHandler() {
   registerMarksHandler(MarksFeature::kAmp, &handleAmpCall);
+  hooks().guards.beginCleaning = [] { demandMarksKey(MarksFeature::kAmp); };  // the handler receives all operators
+  hooks().guards.endCleaning = [] { releaseMarksKey(MarksFeature::kAmp); };
 }
 
 }  // namespace torchext

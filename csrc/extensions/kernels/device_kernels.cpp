@@ -15,6 +15,7 @@
 #include "../cuda/refused_dtypes.h"
 #include "device_checks.h"
 #include "promoted_strides.h"
+#include "zero_tensors.h"
 
 namespace torchext {
 
@@ -58,6 +59,7 @@ void correctForDevice(const OperatorHandle& op, Arguments arguments, c10::Device
   if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {
     return;  // an `out` already has its strides
   }
+  correctForZeroTensors(op, arguments, results);
   if (op.schema().name() == "aten::mkldnn_rnn_layer") {
     sizeWorkspace(op, arguments, device, results);
   } else if (device.is_cuda() && op.hasTag(at::Tag::pointwise) && !convertsByItself(op)) {
@@ -81,6 +83,7 @@ void registerDeviceKernels() {
   };
   kernels.correct = &correctForDevice;
   kernels.compareDevices = &comparesDevices;
+  hooks().decompositions.add(&kernelForZeroTensors);
 }
 
 }  // namespace torchext

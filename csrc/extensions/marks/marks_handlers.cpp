@@ -2,9 +2,7 @@
 
 #include <array>
 
-#include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../../libraries/support/take_key.h"
 #include "tensor_marks.h"
 
 namespace torchext {
@@ -56,11 +54,6 @@ void registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept {
 
 void marksFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   MarkedCall{op, keys, *stack, featuresOf(op, *stack)}.passOn();
-}
-
-void registerMarks() {
-  hooks().on_marks_key.add(
-      [] { registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>()); });
 }
 
 }  // namespace torchext

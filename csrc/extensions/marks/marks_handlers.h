@@ -6,7 +6,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 
-#include "../../core/marks/marks_key.h"
+#include "marks_key.h"
 
 namespace torchext {
 
@@ -74,8 +74,5 @@ void registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept;
 
 // The fallback of `kMarksKey`.
 void marksFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-
-// Registers the fallback when the key is taken. Call while the library is loaded.
-void registerMarks();
 
 }  // namespace torchext

@@ -1,6 +1,7 @@
 #include "origins.h"
 
 #include <algorithm>
+#include <atomic>
 #include <typeinfo>
 #include <utility>
 
@@ -9,7 +10,6 @@
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/hooks/hooks.h"
-#include "../../core/inference/mode_blocks.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/source_lines.h"
@@ -23,6 +23,16 @@ using c10::TensorImpl;
 
 namespace {
 
+std::atomic<bool> are_blocks_traced{false};
+
+bool isTracing() noexcept {
+  return isMarksKeyDemanded(MarksFeature::kOrigins);
+}
+
+void setTracing(bool is_tracing) noexcept {
+  setMarksKeyDemanded(MarksFeature::kOrigins, is_tracing);
+}
+
 // Subclasses of c10::Error have other causes, and keep their type.
 bool needsOrigins(const c10::Error& error) {
   return typeid(error) == typeid(c10::Error) && isAboutInferenceTensors(error);
@@ -30,8 +40,8 @@ bool needsOrigins(const c10::Error& error) {
 
 // A thread traces within a mode. The end of a mode of PyTorch is not reported, so it is detected here.
 void dropEndedModes() {
-  if (isTracingOrigins() && !c10::InferenceMode::is_enabled() && !isModeBlockOpen()) {
-    setMarksKeyDemanded(MarksFeature::kOrigins, false);
+  if (isTracing() && !c10::InferenceMode::is_enabled() && !isModeBlockOpen()) {
+    setTracing(false);
   }
 }
 
@@ -64,7 +74,7 @@ class OriginsCall {
 void OriginsCall::run() {
   inspectArguments();
   passOn();
-  if (isTracingOrigins()) {
+  if (isTracing()) {
     markResults();
   } else {
     markAliases();
@@ -158,8 +168,32 @@ std::string originOf(const at::TensorBase& tensor) {
   return tensor.defined() ? originMarkOf(*tensor.unsafeGetTensorImpl()) : std::string{};
 }
 
+void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
+  if (is_traced) {
+    takeMarksKey();
+  }
+  enterModeBlock(owner, kind);
+  if (is_traced || are_blocks_traced.load(std::memory_order_relaxed)) {
+    traceOriginsHere();
+  }
+}
+
+void traceOriginsHere() {
+  takeMarksKey();
+  setTracing(true);
+}
+
+void traceOriginsInBlocks(bool enabled) {
+  if (enabled) {
+    takeMarksKey();
+  }
+  are_blocks_traced = enabled;
+}
+
 void registerOrigins() {
   registerMarksHandler(MarksFeature::kOrigins, &handleOriginsCall);
+  hooks().guards.tracesOrigins = &isTracing;
+  hooks().guards.traceOrigins = &setTracing;
   hooks().on_normal_tensor.add([](TensorImpl& tensor) { setOriginMark(tensor, {}); });
 }
 

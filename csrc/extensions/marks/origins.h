@@ -15,8 +15,9 @@
 #include <string>
 
 #include <ATen/core/Tensor.h>
-
 #include <torchext/macros.h>
+
+#include "../../core/inference/mode_blocks.h"
 
 namespace torchext {
 
@@ -24,7 +25,16 @@ namespace torchext {
 // Empty if it was not traced.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
-// Handles calls for origins. Call while the library is loaded.
+// Enters a block, in which the thread traces if `is_traced`, or if all blocks are traced.
+TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced);
+
+// Makes this thread trace until the innermost guard of its dispatch keys is left.
+TORCHEXT_API void traceOriginsHere();
+
+// Sets whether every block of inference mode that is entered on any thread traces.
+TORCHEXT_API void traceOriginsInBlocks(bool enabled);
+
+// Handles calls for origins, and answers the hooks of `ThreadGuards` about them. Call while the library is loaded.
 void registerOrigins();
 
 }  // namespace torchext

@@ -7,7 +7,6 @@
 #include <c10/core/TensorImpl.h>
 #include <torchext/macros.h>
 
-#include "../../core/marks/marks_key.h"
 #include "../../libraries/support/leases.h"
 #include "marks_handlers.h"
 

@@ -3,7 +3,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../../marks/marks_key.h"
+#include "../../torch_internals/keys_of_tests.h"
 
 namespace torchext {
 
@@ -12,7 +12,7 @@ namespace torchext {
 inline const c10::DispatchKeySet kHiddenFromUsers =
     c10::autograd_dispatch_keyset |
     c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit, c10::DispatchKey::ADInplaceOrView,
-                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kMarksKey});
+                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kKeyOfModesInTests});
 
 // While it lives, calls on real tensors are hidden.
 struct HiddenCalls {

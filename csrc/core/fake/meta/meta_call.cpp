@@ -31,7 +31,6 @@
 #include "meta_kernel.h"
 #include "recipe_builder.h"
 #include "shadows.h"
-#include "zero_tensors.h"
 
 namespace torchext {
 
@@ -261,7 +260,6 @@ void MetaCall::correctMetaResults(const RealResults& real) {
     trials.correct(real, op_, stack_);
   }
   kernels.complete(op_, arguments(), plan_.device, stack_);
-  correctForZeroTensors(op_, arguments(), stack_);
 }
 
 // Called after `error` was raised: by the Meta kernel if `is_prepared`, otherwise before the kernel was called. Raises

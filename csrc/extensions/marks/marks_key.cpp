@@ -5,10 +5,10 @@
 #include <atomic>
 #include <optional>
 
+#include "../../core/torch_internals/self_tests.h"
 #include "../../libraries/support/leases.h"
 #include "../../libraries/support/take_key.h"
-#include "../hooks/hooks.h"
-#include "../torch_internals/self_tests.h"
+#include "marks_handlers.h"
 
 namespace torchext {
 
@@ -72,10 +72,7 @@ void takeMarksKey() {
   static LazyKey key{kMarksKey, "AmpTensors, self-cleaning regions and the origins of inference tensors need"};
   key.take([] {
     requireSelfTest(SelfTest::kBackendMeta, "Marks of tensors need");
-    TORCH_CHECK_NOT_IMPLEMENTED(!hooks().on_marks_key.empty(), "This build of torchext has no marks of tensors.");
-    for (const OnKeyTaken prepare : hooks().on_marks_key) {
-      prepare();
-    }
+    registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>());
     is_ours = true;
   });
 }

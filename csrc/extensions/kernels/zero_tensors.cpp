@@ -6,8 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_efficientzerotensor.h>
 
-#include "../../../libraries/support/stack_utils.h"
-#include "../calls/op_traits.h"
+#include "../../core/fake/calls/op_traits.h"
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 

@@ -7,7 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/macros.h>
 
-#include "../torch_internals/keys_of_tests.h"
+#include "../../core/torch_internals/keys_of_tests.h"
 
 namespace torchext {
 
