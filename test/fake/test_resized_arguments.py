@@ -92,6 +92,18 @@ def test_kernel_that_resizes_more_than_its_meta_kernel_is_followed(size: int) ->
         assert_same_tensor(materialize_tensor(tensor), expected, strictly=False)
 
 
+# A trial shows that the argument is resized, but a trial with the sizes of the call would take too long.
+def test_argument_whose_new_shape_is_unknown_is_refused() -> None:
+    with fake_mode():
+        observed = FusedMovingAvgObsFakeQuantize(observer=MovingAveragePerChannelMinMaxObserver, ch_axis=0)
+        large = torch.empty(64, 1_000_000)
+        with pytest.raises(
+            NotImplementedError, match=r"_fused_moving_avg_obs_fq_helper` resizes an argument of shape \[0\], but the call"
+        ):
+            observed(large)
+        assert observed.scale.shape == (1,)
+
+
 def test_output_of_a_kernel_without_a_meta_kernel_is_resized() -> None:
     matrix = torch.rand(4, 3)
     wanted = torch.geqrf(matrix, out=(torch.empty(0), torch.empty(0)))

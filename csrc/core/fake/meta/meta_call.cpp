@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -82,6 +83,18 @@ void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
   }
 }
 
+// NOTE [Sources of recipes]
+//
+// The first source that has a recipe of a call describes it:
+//
+//   1. a trial of the real kernel, for some calls: NOTE [Trials instead of Meta kernels];
+//   2. the kernel of the plan, unless it raises an error;
+//   3. the CPU kernel on zeros, if there is no other kernel for these arguments (NotImplementedError), or if real
+//      tensors accept what the kernel of the plan refuses: NOTE [Running the CPU kernel].
+//
+// A call without a recipe is refused: with the error of real tensors (NOTE [Errors of real tensors]), or else with that
+// of the kernel.
+//
 // NOTE [Trials instead of Meta kernels]
 //
 // The results of a trial at the size of the call take precedence over those of the Meta kernel (NOTE [Correcting Meta
@@ -107,20 +120,25 @@ class MetaCall {
   }
 
  private:
+  // The sources, which return null if they have no recipe of the call.
+  std::shared_ptr<ResultRecipe> describeByTrial();
+  std::shared_ptr<ResultRecipe> describeByKernel();
+  std::shared_ptr<ResultRecipe> describeOnZeros();
+  [[noreturn]] void refuse();
+
   template <typename Check>
   auto recordRefusalOf(const Check& check);
   RealResults tryOut(TrialReason reason, Arguments meta_results = {});
   bool isTriedOutFirst() const;
-  std::shared_ptr<ResultRecipe> describeWithoutMetaKernel(bool is_prepared, const std::exception& error);
   void convertArguments();
   IValue toShadow(const IValue& value, const c10::Argument& argument);
-  void callMetaKernel();
-  std::shared_ptr<ResultRecipe> describeOnZeros();
-  void correctMetaResults(const RealResults& real);
+  bool callKernel();
+  void compareWithTrial();
+  void correctMetaResults();
   void refuseDtypes(c10::ArrayRef<IValue> results);
-  bool needsSizes(const RealResults& real);
+  bool needsSizes();
   Stack effects();
-  void describeWritten(const RealResults& real, RecipeBuilder& recipe);
+  void describeWritten(RecipeBuilder& recipe);
   void separateOutputs();
   std::shared_ptr<ResultRecipe> describeResults(RecipeBuilder&& recipe);
 
@@ -141,6 +159,10 @@ class MetaCall {
   Shadows shadows_;
   // The arguments whose data or metadata the operator writes.
   std::vector<Tensor> written_;
+  RealResults real_;                      // of a trial
+  std::vector<c10::Warning> warnings_;    // of the kernel
+  std::exception_ptr error_;              // of the kernel
+  std::optional<std::string> no_kernel_;  // the message of that error, if there is no kernel for these arguments
 };
 
 template <typename Check>
@@ -158,7 +180,7 @@ RealResults MetaCall::tryOut(TrialReason reason, Arguments meta_results) {
 }
 
 bool MetaCall::isTriedOutFirst() const {
-  return !plan_.refusal && plan_.kernel == MetadataKernel::kMeta && plan_.device.is_cpu() && declaresNoSharing(op_) &&
+  return plan_.kernel == MetadataKernel::kMeta && plan_.device.is_cpu() && declaresNoSharing(op_) &&
          !needsValues(op_, called_) && hasOnlyPythonMetaKernel(op_);
 }
 
@@ -167,53 +189,53 @@ std::shared_ptr<ResultRecipe> MetaCall::describeResults(RecipeBuilder&& recipe) 
 }
 
 std::shared_ptr<ResultRecipe> MetaCall::describe() {
-  RealResults real;
-  if (isTriedOutFirst()) {
-    real = tryOut(TrialReason::kInsteadOfPython);
-    if (real.are_new) {
-      passOn(real.warnings);
-      stack_ = real.values;
-      return describeResults(RecipeBuilder{op_, tensors_, shadows_.pairs()});
+  if (!plan_.refusal) {
+    for (const auto source : {&MetaCall::describeByTrial, &MetaCall::describeByKernel, &MetaCall::describeOnZeros}) {
+      if (auto recipe = (this->*source)()) {
+        return recipe;
+      }
     }
   }
-  bool is_prepared = false;
-  std::vector<c10::Warning> warnings;
-  try {
-    if (plan_.refusal) {
-      std::rethrow_exception(plan_.refusal);
-    }
-    convertArguments();
-    is_prepared = true;
-    HeldWarnings held;
-    callMetaKernel();
-    warnings = held.consume();
-  } catch (const DataDependentError&) {
-    // The kernel computes the results unless it refuses.
-    tryOut(TrialReason::kNeedsValues);
-    throw;
-  } catch (const std::exception& error) {
-    auto recipe = interpreter().isInterrupt(error) ? nullptr : describeWithoutMetaKernel(is_prepared, error);
-    if (recipe == nullptr) {
-      throw;
-    }
-    return recipe;
+  refuse();
+}
+
+std::shared_ptr<ResultRecipe> MetaCall::describeByTrial() {
+  if (!isTriedOutFirst()) {
+    return nullptr;
   }
-  if (real.values.empty() && !needsValues(op_, called_)) {  // stand-ins have no values
-    real = tryOut(TrialReason::kMetaKernelAccepts, effects());
-    if (needsSizes(real)) {
-      RealResults of_its_size = tryOut(TrialReason::kMetaKernelRefuses);
-      real = of_its_size.values.empty() ? std::move(real) : std::move(of_its_size);
-    }
+  real_ = tryOut(TrialReason::kInsteadOfPython);
+  if (!real_.are_new) {
+    return nullptr;
   }
+  passOn(real_.warnings);
+  stack_ = real_.values;
+  return describeResults(RecipeBuilder{op_, tensors_, shadows_.pairs()});
+}
+
+std::shared_ptr<ResultRecipe> MetaCall::describeByKernel() {
+  if (!callKernel()) {
+    return nullptr;
+  }
+  compareWithTrial();
   refuseDtypes(stack_);
   // Meta kernels omit some warnings and word others differently.
-  const bool is_real = plan_.device.is_cpu() && real.has_sizes && !real.values.empty();
-  passOn(is_real ? real.warnings : warnings);
-  correctMetaResults(real);
+  const bool is_real = plan_.device.is_cpu() && real_.has_sizes && !real_.values.empty();
+  passOn(is_real ? real_.warnings : warnings_);
+  correctMetaResults();
   RecipeBuilder recipe{op_, tensors_, shadows_.pairs()};
-  describeWritten(real, recipe);
+  describeWritten(recipe);
   separateOutputs();
   return describeResults(std::move(recipe));
+}
+
+// The recorder runs such a call for real.
+std::shared_ptr<ResultRecipe> MetaCall::describeOnZeros() {
+  if (no_kernel_) {
+    refuseDtypes({});
+  } else if (tryOut(TrialReason::kMetaKernelRefuses).values.empty() || !plan_.device.is_cpu()) {
+    return nullptr;
+  }
+  return isRecording() ? nullptr : hooks().trials.describeOnZeros(op_, called_, plan_.device);
 }
 
 // NOTE [Dtypes that CUDA kernels refuse]
@@ -222,11 +244,11 @@ void MetaCall::refuseDtypes(c10::ArrayRef<IValue> results) {
 }
 
 // Returns true if the operator resizes an argument, and neither the Meta kernel nor a smaller trial reveals its shape.
-bool MetaCall::needsSizes(const RealResults& real) {
+bool MetaCall::needsSizes() {
   const std::size_t first = op_.schema().returns().size();
   bool needs = false;
   for (const auto i : c10::irange(written_.size())) {
-    needs = needs || (!real.has_sizes && first + i < real.values.size() && real.values[first + i].isTensor() &&
+    needs = needs || (!real_.has_sizes && first + i < real_.values.size() && real_.values[first + i].isTensor() &&
                       shadows_.of(written_[i]).sizes() == written_[i].sizes());
   }
   return needs;
@@ -245,60 +267,38 @@ Stack MetaCall::effects() {
 
 // The rules of `DeviceKernels::correct()` override the results of a smaller trial, and the results of a trial at the
 // call's own size override those rules. `complete()` agrees with such a trial.
-void MetaCall::correctMetaResults(const RealResults& real) {
+void MetaCall::correctMetaResults() {
   const NoTorchFunction no_torch_function;
   const HiddenCalls guard;
   const KernelTrials& trials = hooks().trials;
   const DeviceKernels& kernels = hooks().kernels;
-  if (plan_.device.is_cpu() && !real.has_sizes) {
-    trials.correct(real, op_, stack_);
+  if (plan_.device.is_cpu() && !real_.has_sizes) {
+    trials.correct(real_, op_, stack_);
   } else if (plan_.device.is_cuda() && kernels.hasLayoutOfCpu(op_)) {
-    trials.correctStrides(real, op_, stack_);
+    trials.correctStrides(real_, op_, stack_);
   }
   kernels.correct(op_, arguments(), plan_.device, stack_);
-  if (plan_.device.is_cpu() && real.has_sizes) {
-    trials.correct(real, op_, stack_);
+  if (plan_.device.is_cpu() && real_.has_sizes) {
+    trials.correct(real_, op_, stack_);
   }
   kernels.complete(op_, arguments(), plan_.device, stack_);
 }
 
-// Called after `error` was raised: by the Meta kernel if `is_prepared`, otherwise before the kernel was called. Raises
-// the error of real tensors (NOTE [Errors of real tensors]), or the error that makes the recorder run the
-// operator for real. Returns the effects of the CPU kernel, or null if the caller must raise `error`.
-std::shared_ptr<ResultRecipe> MetaCall::describeWithoutMetaKernel(bool is_prepared, const std::exception& error) {
-  if (!is_prepared) {
+void MetaCall::refuse() {
+  if (plan_.refusal) {
+    tryOut(lacksValues(op_, called_) ? TrialReason::kNeedsValues : TrialReason::kMetaKernelRefuses);
+    std::rethrow_exception(plan_.refusal);
+  }
+  if (no_kernel_) {
     tryOut(TrialReason::kMetaKernelRefuses);
-    return nullptr;
-  }
-  // The registered kernel only raises that there is no kernel, or no kernel for these arguments.
-  const auto* missing = dynamic_cast<const c10::NotImplementedError*>(&error);
-  if (missing != nullptr) {
-    refuseDtypes({});
-    if (auto recipe = describeOnZeros()) {
-      return recipe;
-    }
-  }
-  const bool is_accepted = !tryOut(TrialReason::kMetaKernelRefuses).values.empty();
-  if (missing != nullptr) {
-    TORCHEXT_THROW(
-        UnsupportedOperatorError,
-        c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", missing->what_without_backtrace()));
-  }
-  if (is_accepted && plan_.device.is_cpu()) {
-    if (auto recipe = describeOnZeros()) {
-      return recipe;
-    }
+    TORCHEXT_THROW(UnsupportedOperatorError,
+                   c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", *no_kernel_));
   }
   if (canRunForReal()) {
     // The Meta kernel refuses the call, but real tensors may not.
     TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
   }
-  return nullptr;
-}
-
-// NOTE [Running the CPU kernel]. The recorder runs such a call for real.
-std::shared_ptr<ResultRecipe> MetaCall::describeOnZeros() {
-  return isRecording() ? nullptr : hooks().trials.describeOnZeros(op_, called_, plan_.device);
+  std::rethrow_exception(error_);
 }
 
 void MetaCall::convertArguments() {
@@ -328,26 +328,58 @@ IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
   });
 }
 
-void MetaCall::callMetaKernel() {
-  const MetaCallOnDevice hint{plan_.device};
-  const NoTorchFunction no_torch_function;
-  std::optional<HiddenCalls> hidden;
-  std::optional<CallsOfImplementation> of_implementation;
-  if (runsOnFakes()) {
-    of_implementation.emplace();
-  } else {
-    hidden.emplace();
+// Returns false if the kernel raises an error that the call may not have to raise.
+bool MetaCall::callKernel() {
+  try {
+    convertArguments();
+    const MetaCallOnDevice hint{plan_.device};
+    const NoTorchFunction no_torch_function;
+    std::optional<HiddenCalls> hidden;
+    std::optional<CallsOfImplementation> of_implementation;
+    if (runsOnFakes()) {
+      of_implementation.emplace();
+    } else {
+      hidden.emplace();
+    }
+    HeldWarnings held;
+    callMetadataKernel(plan_.kernel, op_, stack_);
+    warnings_ = held.consume();
+    return true;
+  } catch (const DataDependentError&) {
+    tryOut(TrialReason::kNeedsValues);  // the kernel computes the results unless it refuses
+    throw;
+  } catch (const c10::NotImplementedError& error) {
+    no_kernel_ = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    if (interpreter().isInterrupt(error)) {
+      throw;
+    }
+    error_ = std::current_exception();
   }
-  callMetadataKernel(plan_.kernel, op_, stack_);
+  return false;
+}
+
+// Tries out a call that the kernel accepts.
+void MetaCall::compareWithTrial() {
+  if (!real_.values.empty() || needsValues(op_, called_)) {  // stand-ins have no values
+    return;
+  }
+  real_ = tryOut(TrialReason::kMetaKernelAccepts, effects());
+  if (needsSizes()) {
+    RealResults of_its_size = tryOut(TrialReason::kMetaKernelRefuses);
+    if (!of_its_size.values.empty()) {
+      real_ = std::move(of_its_size);
+    }
+  }
 }
 
 // In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
 // the shadow, and the fake follows: NOTE [Arguments that change shape].
-void MetaCall::describeWritten(const RealResults& real, RecipeBuilder& recipe) {
+void MetaCall::describeWritten(RecipeBuilder& recipe) {
   const std::size_t first = op_.schema().returns().size();
   for (const auto i : c10::irange(written_.size())) {
-    const IValue* value = first + i < real.values.size() ? &real.values[first + i] : nullptr;
-    recipe.addWritten(written_[i], shadows_.of(written_[i]), value, real.has_sizes);
+    const IValue* value = first + i < real_.values.size() ? &real_.values[first + i] : nullptr;
+    recipe.addWritten(written_[i], shadows_.of(written_[i]), value, real_.has_sizes);
   }
 }
 
