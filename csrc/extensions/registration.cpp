@@ -18,7 +18,7 @@
 #include "dispatch/resize.h"
 #include "dispatch/unboxed.h"
 #include "kernels/device_kernels.h"
-#include "layouts/kinds.h"
+#include "layouts/layouts.h"
 #include "marks/origins.h"
 #include "memory/memory_counter.h"
 #include "parts/parts_hook.h"
@@ -44,10 +44,10 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
 
 [[maybe_unused]] const bool are_connected = [] {
   Hooks& all = hooks();
-  registerLayouts();
   registerCollectives();
   registerFakeValues();
   registerResize();
+  registerLayouts();
   registerHitChecks();
   registerKernelTrials();
   registerDeviceKernels();

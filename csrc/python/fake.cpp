@@ -14,7 +14,6 @@
 
 #include "../core/fake/cache/metadata_cache.h"
 #include "../core/fake/fake.h"
-#include "../core/fake/layouts/layout.h"
 #include "../core/fake/meta/meta_kernel.h"
 #include "../core/fake/storage/fake_factories.h"
 #include "../extensions/collectives/collectives.h"
@@ -176,8 +175,7 @@ void warnOfMetaKernel(const std::string& message) {
 
 // Returns the strided tensors that make up `tensor`. Empty if `tensor` is strided, or its layout has no fake tensors.
 std::vector<at::Tensor> layoutMembers(const at::Tensor& tensor) {
-  const LayoutHandler* layout = layoutOf(tensor);
-  return layout == nullptr ? std::vector<at::Tensor>{} : layout->membersOf(tensor);
+  return hooks().layouts.isSparse(tensor) ? hooks().layouts.membersOf(tensor) : std::vector<at::Tensor>{};
 }
 
 at::Tensor fakeLikeWithValue(const at::Tensor& tensor) {

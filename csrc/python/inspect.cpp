@@ -114,8 +114,8 @@ std::string missingKernelMessage(const PredictedCall& call, c10::DispatchKey key
   }
 }
 
-constexpr std::array kFakeOutcomes{"passes on",  "records",        "runs for real", "lifts",        "pins",
-                                   "decomposes", "runs in layout", "is handled",    "runs on Meta", "refuses"};
+constexpr std::array kFakeOutcomes{"passes on",  "records",    "runs for real", "lifts",  "pins",
+                                   "decomposes", "is handled", "runs on Meta",  "refuses"};
 constexpr std::array kEffects{"handler computes", "handler decomposes", "handler passes on"};
 constexpr std::array kMetadataKernels{"Meta kernel", "composite kernel", "fake implementation",
                                       "own kernel",  "kernel on zeros",  "no kernel"};

@@ -80,7 +80,6 @@ _FAKE_TURNS = {
     "lifts": ("computes", "makes a fake of the constant"),
     "pins": ("computes", "copies the metadata"),
     "decomposes": ("decomposes", "runs the composite kernel"),
-    "runs in layout": ("decomposes", "runs the kernel of the layout on fake members"),
     "handler computes": ("computes", ""),
     "handler decomposes": ("decomposes", ""),
     "handler passes on": ("passes on", ""),

@@ -9,7 +9,6 @@
 #include "../../libraries/support/sizes.h"
 #include "../hooks/hooks.h"
 #include "fake_key.h"
-#include "layouts/layout.h"
 #include "meta/shadows.h"
 #include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
@@ -46,16 +45,16 @@ Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
 }
 
 Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
-  const LayoutHandler* layout = layoutOf(like);
-  TORCH_CHECK_VALUE(layout != nullptr, "`like` was expected to be a sparse tensor, but its layout is ", like.layout(),
-                    ".");
-  const std::size_t count = layout->membersOf(like).size();
+  const Layouts& layouts = hooks().layouts;
+  TORCH_CHECK_VALUE(layouts.isSparse(like), "`like` was expected to be a sparse tensor, but its layout is ",
+                    like.layout(), ".");
+  const std::size_t count = layouts.membersOf(like).size();
   TORCH_CHECK_VALUE(members.size() == count, "`members` was expected to have ", count, " tensors, but has ",
                     members.size(), ".");
   for (const Tensor& member : members) {
     checkFake(member);
   }
-  return layout->fakeOf(like, members);
+  return layouts.fakeOf(like, members);
 }
 
 bool isHiddenFromPythonHandler() {

@@ -25,7 +25,6 @@
 #include "calls/op_traits.h"
 #include "calls/recording.h"
 #include "hits.h"
-#include "layouts/layout.h"
 #include "meta/device_rules.h"
 #include "meta/meta_call.h"
 #include "resizable_outputs.h"
@@ -188,7 +187,7 @@ FakeDecision FakeCall::decide() const {
   if (isPinMemory(op_)) {
     return {FakeOutcome::kPins};
   }
-  if (auto refusal = refusalOf([this] { refuseLayouts(op_, stack_); })) {
+  if (auto refusal = refusalOf([this] { hooks().layouts.refuse(op_, stack_); })) {
     return {FakeOutcome::kRefuses, {}, std::move(refusal)};
   }
   return decideHowToFake();
@@ -204,12 +203,8 @@ FakeDecision FakeCall::decideHowToFake() const {
   for (const CallHandler* handler : hooks().handlers) {
     if (const auto handled = handler->decide(op_, stack_, facts_)) {
       const auto outcome = handled->refusal ? FakeOutcome::kRefuses : FakeOutcome::kHandled;
-      return {outcome, {}, handled->refusal, nullptr, handler, *handled};
+      return {outcome, {}, handled->refusal, handler, *handled};
     }
-  }
-  if (const LayoutHandler* layout = layoutOfCall(op_, arguments())) {
-    auto refusal = refusalOf([&] { layout->check(op_, stack_); });
-    return {refusal ? FakeOutcome::kRefuses : FakeOutcome::kRunsInLayout, {}, std::move(refusal), layout};
   }
   return {FakeOutcome::kRunsOnMeta, planOnMeta(op_, stack_)};
 }
@@ -233,9 +228,6 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
       break;
     case FakeOutcome::kDecomposes:
       decompose();
-      break;
-    case FakeOutcome::kRunsInLayout:
-      decision.layout->run(op_, stack_);
       break;
     case FakeOutcome::kHandled:
       decision.handler->run(op_, keys_ & kBelowFake, stack_);
@@ -435,13 +427,13 @@ void fakeFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (hooks().values.answer(op, *stack)) {
       return;
     }
-    if (!isInLayoutKernel()) {
+    if (!isInSparseKernel()) {
       translateError(ErrorKind::kDataDependent, error);
     }
     throw;
   } catch (const UnsupportedOperatorError& error) {
     // While recording, the recorder runs the operator for real.
-    if (!isInLayoutKernel() && !isRecording()) {
+    if (!isInSparseKernel() && !isRecording()) {
       translateError(ErrorKind::kUnsupportedOperator, error);
     }
     throw;

@@ -8,7 +8,6 @@
 #include <torchext/macros.h>
 
 #include "cache/call_key.h"
-#include "layouts/layout.h"
 #include "meta/meta_call.h"
 
 namespace torchext {
@@ -18,26 +17,24 @@ void fakeFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
 
 // The ways in which the fallback handles a call that is not in the metadata cache.
 enum class FakeOutcome : std::uint8_t {
-  kPassesOn,      // passes it on to the keys below, because Python comes first (before 2.13)
-  kRecords,       // passes it to the recorder of deferred_init: NOTE [Calls of handlers]
-  kRunsReal,      // passes it on with `Fake` excluded: the call does not concern fakes
-  kLifts,         // makes a fake of its argument, a constant
-  kPins,          // copies the metadata of its argument
-  kDecomposes,    // runs the operator's composite kernel
-  kRunsInLayout,  // NOTE [Layouts]
-  kHandled,       // leaves it to an extension: CallHandler in hooks.h
-  kRunsOnMeta,    // runs it on the Meta kernels, or raises an error if it cannot
-  kRefuses,       // raises an error
+  kPassesOn,    // passes it on to the keys below, because Python comes first (before 2.13)
+  kRecords,     // passes it to the recorder of deferred_init: NOTE [Calls of handlers]
+  kRunsReal,    // passes it on with `Fake` excluded: the call does not concern fakes
+  kLifts,       // makes a fake of its argument, a constant
+  kPins,        // copies the metadata of its argument
+  kDecomposes,  // runs the operator's composite kernel
+  kHandled,     // leaves it to an extension: CallHandler in hooks.h
+  kRunsOnMeta,  // runs it on the Meta kernels, or raises an error if it cannot
+  kRefuses,     // raises an error
 };
 
 // The outcome, with the data for carrying it out. Each call is decided once. The decision is then carried out, or
 // reported by `predictFake()`.
 struct FakeDecision {
   FakeOutcome outcome;
-  MetaPlan plan = {};                     // of a call that runs on Meta
-  std::exception_ptr refusal = nullptr;   // of a call that is refused
-  const LayoutHandler* layout = nullptr;  // of a call that concerns a layout
-  const CallHandler* handler = nullptr;   // of a call that an extension handles
+  MetaPlan plan = {};                    // of a call that runs on Meta
+  std::exception_ptr refusal = nullptr;  // of a call that is refused
+  const CallHandler* handler = nullptr;  // of a call that an extension handles
   HandledCall handled = {};
 
   // Returns the error that the call raises before anything is run, or null.

@@ -180,62 +180,27 @@ struct HitChecks {
   Hook<void(const c10::OperatorHandle& op, const ResultRecipe& remembered, RecomputeRecipe recompute)> check;
 };
 
-// A layout other than strided: NOTE [Layouts].
-class LayoutHandler {
- public:
-  constexpr LayoutHandler() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(LayoutHandler);
-
-  // Functions on tensors. The last three are called only for tensors of this layout.
-
-  // Returns true for a tensor of this layout, real or fake. Always returns false for layouts without fakes, and for
-  // those whose tensors are strided tensors on a storage.
-  virtual bool has(const at::TensorBase& /*tensor*/) const noexcept {
-    return false;
-  }
-
+// NOTE [Layouts]
+//
+// A fake is a strided tensor on a storage without memory. Sparse fakes consist of such fakes, their members, and have
+// no storage. All other kinds of tensors (nested, quantized, MKL-DNN) have no fakes. Calls on them are refused before
+// they are decomposed; only `lift_fresh` and `pin_memory` have been handled before. Calls on sparse tensors have a
+// `CallHandler`. If their results do not depend on the layout, it runs them on the Meta kernels, where a contiguous
+// meta tensor of the same sizes stands for each sparse argument (`Shadows`).
+struct Layouts {
+  // Returns true for a sparse tensor, real or fake.
+  Hook<bool(const at::TensorBase& tensor)> isSparse;
+  Hook<bool(const at::TensorBase& tensor)> isSparseFake;
+  // Returns the strided members of a sparse tensor.
+  Hook<std::vector<at::Tensor>(const at::Tensor& sparse)> membersOf;
+  // Returns a fake like `sparse` with the given members: as many fakes as it has. The result has the dtype and device
+  // of its values, carries the `Fake` key, and shares the storages of the members. Calls neither the dispatcher nor a
+  // mode.
+  Hook<at::Tensor(const at::Tensor& sparse, at::ArrayRef<at::Tensor> members)> fakeOf;
   // Raises NotImplementedError if `tensor` cannot be copied as a fake because of its layout.
-  virtual void checkCanBeFaked(const at::Tensor& /*tensor*/) const {}
-
-  virtual bool isFake(const at::TensorBase& /*tensor*/) const {
-    return false;
-  }
-
-  // Returns the strided members of `tensor`.
-  virtual std::vector<at::Tensor> membersOf(const at::Tensor& /*tensor*/) const {
-    return {};
-  }
-
-  // Returns a fake like `tensor` with the given members: as many fakes as `tensor` has members. It has the dtype and
-  // device of its values, carries the `Fake` key, and shares the storages of the members. Calls neither the dispatcher
-  // nor a mode.
-  virtual at::Tensor fakeOf(const at::Tensor& /*tensor*/, at::ArrayRef<at::Tensor> /*members*/) const {
-    return {};
-  }
-
-  // Functions on calls with fakes, whose arguments are on top of a stack.
-
-  // Raises UnsupportedOperatorError if the call takes or makes a tensor of this layout, and the layout has no fakes.
-  virtual void refuse(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) const {}
-
-  // Returns true if the call takes or makes a tensor of this layout.
-  virtual bool concerns(const c10::OperatorHandle& /*op*/, Arguments /*arguments*/) const {
-    return false;
-  }
-
-  // Raises predictable errors of a call that concerns the layout, before any kernel runs.
-  //
-  // Must raise c10::NotImplementedError while isRecording() (recording.h) if an argument or a result has no storage.
-  // The recorder of deferred_init records the values of storages, so it could not materialize such a result. It catches
-  // this error and, where possible, runs the call for real.
-  virtual void check(const c10::OperatorHandle& /*op*/, const torch::jit::Stack& /*stack*/) const {}
-
-  // Replaces the arguments of a checked call by its results. Every fake result must carry the `Fake` key; otherwise
-  // calls on it would not reach our handler. PyTorch's kernels do not add the key to tensors made from fake members.
-  virtual void run(const c10::OperatorHandle& /*op*/, torch::jit::Stack& /*stack*/) const {}
-
- protected:
-  ~LayoutHandler() = default;
+  Hook<void(const at::Tensor& tensor)> checkCanBeFaked;
+  // Raises UnsupportedOperatorError if the call takes or makes a tensor of a layout without fakes.
+  Hook<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> refuse;
 };
 
 // ---- Memory ----
@@ -575,6 +540,7 @@ class HookList {
 struct Hooks {
   FakeValues values{};
   HitChecks hit_checks{};
+  Layouts layouts{};
   KernelTrials trials{};
   DeviceKernels kernels{};
   FakeDevices devices{};
@@ -590,7 +556,6 @@ struct Hooks {
   ThreadGuards guards{};
   // The kinds of generators, by device type. Null for copies of generators: NOTE [The tape of a generator].
   std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> tapes{};
-  HookList<const LayoutHandler*> layouts{};
   HookList<const CallHandler*> handlers{};
   HookList<FollowCall> followers{};
   HookList<DecomposeCall> decompositions{};

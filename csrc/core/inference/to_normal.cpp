@@ -12,7 +12,6 @@
 
 #include "../../libraries/support/sizes.h"
 #include "../fake/fake.h"
-#include "../fake/layouts/layout.h"
 #include "../fake/storage/fake_storage.h"
 #include "../fake/storage/fake_tensor_impl.h"
 #include "../hooks/hooks.h"
@@ -79,8 +78,8 @@ void InferenceTensors::add(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_inference() || !seen_.insert(tensor.unsafeGetTensorImpl()).second) {
     return;
   }
-  if (const LayoutHandler* layout = layoutOf(tensor)) {
-    for (const Tensor& member : layout->membersOf(tensor)) {
+  if (hooks().layouts.isSparse(tensor)) {
+    for (const Tensor& member : hooks().layouts.membersOf(tensor)) {
       add(member);
     }
     without_storage_.push_back(tensor);

@@ -16,7 +16,6 @@
 #include "../../core/fake/calls/errors.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
-#include "../../core/fake/layouts/layout.h"
 #include "../../core/fake/meta/meta_call.h"
 #include "../../core/fake/meta/recipe_builder.h"
 #include "../../core/fake/storage/fake_factories.h"
@@ -24,6 +23,7 @@
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/written_tensors.h"
 #include "../cuda/fake_cuda.h"
 #include "../values/assumptions.h"
 #include "../values/follow_values.h"
@@ -81,40 +81,6 @@ Tensor decidingTensor(ArrayRef<IValue> arguments) {
   });
   return deciding;
 }
-
-// Stores the geometry of the arguments that the call writes. Kernels resize strided results before filling them, some
-// without the dispatcher, so the sizes have already changed when the storage refuses access.
-class GeometryOfWritten {
- public:
-  GeometryOfWritten(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-    for (const auto i : c10::irange(arguments.size())) {
-      if (isWritten(op.schema().arguments()[i])) {
-        forEachTensor(arguments[i], [this](const Tensor& tensor) { note(tensor); });
-      }
-    }
-  }
-
-  void restore() const {
-    for (const Entry& entry : entries_) {
-      entry.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(entry.sizes, entry.strides);
-    }
-  }
-
- private:
-  struct Entry {
-    Tensor tensor;
-    std::vector<std::int64_t> sizes;
-    std::vector<std::int64_t> strides;
-  };
-
-  void note(const Tensor& tensor) {
-    if (tensor.has_storage()) {
-      entries_.push_back({tensor, tensor.sizes().vec(), tensor.strides().vec()});
-    }
-  }
-
-  std::vector<Entry> entries_;
-};
 
 // Replaces real arguments by fakes. Only metadata matter here, and a kernel would otherwise call operators with real
 // arguments and fake members.
@@ -310,15 +276,17 @@ void SparseCall::callCached(Stack& stack) const {
 // Returns false if a remedy or copies on the CPU have made the results.
 bool SparseCall::callKernel(Stack& stack) const {
   const Stack called = arguments().vec();
-  const GeometryOfWritten geometry{op_, called};
+  // Kernels resize strided results before filling them, some without the dispatcher, so the sizes have already changed
+  // when the storage refuses access.
+  const WrittenTensors written{op_.schema(), called};
   const std::size_t bottom = stack.size() - called.size();
   const auto put_arguments_back = [&] {
     stack.resize(bottom);
     stack.insert(stack.end(), called.begin(), called.end());
-    geometry.restore();
+    written.restoreGeometry();
   };
   try {
-    const InLayoutKernel in_kernel;
+    const SparseKernelGuard in_kernel;
     op_.redispatchBoxed(c10::DispatchKeySet{kernel()}, &stack);
     return true;
   } catch (const DataDependentError&) {

@@ -41,7 +41,7 @@ void giveFakeKey(const at::Tensor& tensor);
 // indices and values.
 std::vector<at::Tensor> sparseMembersOf(const at::Tensor& sparse);
 
-// Implements `LayoutHandler::fakeOf()`.
+// Implements `Layouts::fakeOf`.
 at::Tensor makeSparseFake(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
 
 }  // namespace torchext

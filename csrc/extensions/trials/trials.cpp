@@ -17,6 +17,7 @@
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/written_tensors.h"
 #include "../support/kernel_threads.h"
 #include "real_results.h"
 #include "trust.h"
@@ -27,46 +28,6 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 
 namespace {
-
-// The tensors that a call writes according to the operator's schema, in order, as they were before the call.
-class WrittenTensors {
- public:
-  WrittenTensors(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
-
-  // Returns each written tensor if its sizes, strides or storage size have changed, and None in its place otherwise.
-  torch::jit::Stack changed() const;
-
- private:
-  struct Entry {
-    at::Tensor tensor;
-    c10::DimVector sizes;
-    c10::DimVector strides;
-    std::size_t nbytes;
-  };
-  std::vector<Entry> entries_;
-};
-
-WrittenTensors::WrittenTensors(const OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (isWritten(op.schema().arguments()[i])) {
-      forEachTensor(arguments[i], [this](const Tensor& tensor) {
-        entries_.push_back(
-            {tensor, c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()), tensor.storage().nbytes()});
-      });
-    }
-  }
-}
-
-Stack WrittenTensors::changed() const {
-  Stack changed;
-  for (const Entry& entry : entries_) {
-    const bool is_same = entry.tensor.sizes() == c10::IntArrayRef(entry.sizes) &&
-                         entry.tensor.strides() == c10::IntArrayRef(entry.strides) &&
-                         entry.tensor.storage().nbytes() == entry.nbytes;
-    changed.push_back(is_same ? IValue{} : IValue{entry.tensor});
-  }
-  return changed;
-}
 
 // The trials that have passed, for all threads. Many calls of different sizes become equal when scaled.
 class Passed {
@@ -169,7 +130,7 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
     Substitution pairs;
     Stack stack = standInsOf(op, arguments, likeness, pairs);
     const Stack stand_ins = stack;
-    const WrittenTensors written{op, stack};
+    const WrittenTensors written{op.schema(), stack};
     {
       const OwnComputation own;
       // Waking OpenMP's threads takes longer than a cheap trial.

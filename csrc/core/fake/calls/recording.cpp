@@ -12,6 +12,7 @@ namespace {
 thread_local int depth = 0;
 thread_local bool can_run_for_real = false;
 thread_local int implementations = 0;
+thread_local int sparse_kernels = 0;
 
 // Leaked: threads may make calls until the process ends.
 std::atomic<const HandlersRecorder*> handlers_recorder{nullptr};
@@ -49,6 +50,18 @@ ImplementationGuard::~ImplementationGuard() {
 
 bool isInFakeImplementation() noexcept {
   return implementations > 0;
+}
+
+SparseKernelGuard::SparseKernelGuard() noexcept {
+  ++sparse_kernels;
+}
+
+SparseKernelGuard::~SparseKernelGuard() {
+  --sparse_kernels;
+}
+
+bool isInSparseKernel() noexcept {
+  return sparse_kernels > 0;
 }
 
 bool isInKernelOfFakeTensorMode() noexcept {

@@ -40,6 +40,17 @@ class ImplementationGuard {
 
 bool isInFakeImplementation() noexcept;
 
+// Exists while a PyTorch kernel for sparse tensors runs on fakes on this thread. Errors of the operators that the
+// kernel calls must keep their C++ types until its caller has caught them. Nests.
+class SparseKernelGuard {
+ public:
+  SparseKernelGuard() noexcept;
+  C10_DISABLE_COPY_AND_ASSIGN(SparseKernelGuard);
+  ~SparseKernelGuard();
+};
+
+bool isInSparseKernel() noexcept;
+
 // Returns true while PyTorch's `FakeTensorMode` calls a Meta kernel: tensors made in the kernel belong to that mode.
 // For its own tensors, this also applies where the mode has not been entered. `in_kernel_invocation_manager()`
 // (fake_tensor.py) includes the meta device in the thread's keys, which this function checks.

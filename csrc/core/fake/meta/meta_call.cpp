@@ -19,6 +19,7 @@
 #include "../../../libraries/support/interpreter.h"
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
+#include "../../../libraries/support/written_tensors.h"
 #include "../../hooks/hooks.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
@@ -137,7 +138,6 @@ class MetaCall {
   void correctMetaResults();
   void refuseDtypes(c10::ArrayRef<IValue> results);
   bool needsSizes();
-  Stack effects();
   void describeWritten(RecipeBuilder& recipe);
   void separateOutputs();
   std::shared_ptr<ResultRecipe> describeResults(RecipeBuilder&& recipe);
@@ -159,6 +159,7 @@ class MetaCall {
   Shadows shadows_;
   // The arguments whose data or metadata the operator writes.
   std::vector<Tensor> written_;
+  std::optional<WrittenTensors> written_shadows_;
   RealResults real_;                      // of a trial
   std::vector<c10::Warning> warnings_;    // of the kernel
   std::exception_ptr error_;              // of the kernel
@@ -254,17 +255,6 @@ bool MetaCall::needsSizes() {
   return needs;
 }
 
-// Returns the results and the changes of the written shadows, like `RealResults::values`.
-Stack MetaCall::effects() {
-  Stack effects = stack_;
-  for (const Tensor& fake : written_) {
-    const Tensor shadow = shadows_.of(fake);
-    const bool is_same = shadow.sizes() == fake.sizes() && shadow.strides() == fake.strides();
-    effects.push_back(is_same ? IValue{} : IValue{shadow});
-  }
-  return effects;
-}
-
 // The rules of `DeviceKernels::correct()` override the results of a smaller trial, and the results of a trial at the
 // call's own size override those rules. `complete()` agrees with such a trial.
 void MetaCall::correctMetaResults() {
@@ -332,6 +322,7 @@ IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
 bool MetaCall::callKernel() {
   try {
     convertArguments();
+    written_shadows_.emplace(op_.schema(), stack_);
     const MetaCallOnDevice hint{plan_.device};
     const NoTorchFunction no_torch_function;
     std::optional<HiddenCalls> hidden;
@@ -364,7 +355,10 @@ void MetaCall::compareWithTrial() {
   if (!real_.values.empty() || needsValues(op_, called_)) {  // stand-ins have no values
     return;
   }
-  real_ = tryOut(TrialReason::kMetaKernelAccepts, effects());
+  Stack effects = stack_;
+  const Stack changed = written_shadows_->changed();
+  effects.insert(effects.end(), changed.begin(), changed.end());
+  real_ = tryOut(TrialReason::kMetaKernelAccepts, effects);
   if (needsSizes()) {
     RealResults of_its_size = tryOut(TrialReason::kMetaKernelRefuses);
     if (!of_its_size.values.empty()) {

@@ -6,8 +6,8 @@
 
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/sizes.h"
+#include "../../hooks/hooks.h"
 #include "../calls/hidden_keys.h"
-#include "../layouts/layout.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
 #include "../storage/storage_memory.h"
@@ -66,7 +66,7 @@ Tensor Shadows::of(const Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     return realNumber(tensor);
   }
-  if (layoutOf(tensor) != nullptr) {
+  if (hooks().layouts.isSparse(tensor)) {
     return emptyOnMeta(tensor);  // for operators whose results do not depend on the layout
   }
   Tensor shadow = kind_ == Kind::kMeta ? metaOf(tensor, of(tensor.storage()))

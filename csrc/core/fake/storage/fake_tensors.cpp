@@ -3,7 +3,7 @@
 
 #include <torchext/fake_tensor.h>
 
-#include "../layouts/layout.h"
+#include "../../hooks/hooks.h"
 #include "fake_storage.h"
 #include "fake_tensor_impl.h"
 
@@ -13,12 +13,12 @@ using at::Tensor;
 
 namespace {
 
-Tensor fakeLikeWithMembers(const Tensor& tensor, const LayoutHandler& layout) {
-  std::vector<Tensor> members = layout.membersOf(tensor);
+Tensor sparseFakeLike(const Tensor& tensor) {
+  std::vector<Tensor> members = hooks().layouts.membersOf(tensor);
   for (Tensor& member : members) {
     member = fakeLike(member);
   }
-  return layout.fakeOf(tensor, members).set_requires_grad(tensor.requires_grad());
+  return hooks().layouts.fakeOf(tensor, members).set_requires_grad(tensor.requires_grad());
 }
 
 }  // namespace
@@ -28,16 +28,15 @@ bool isFake(const at::TensorBase& tensor) {
     return false;
   }
   if (!tensor.has_storage()) {
-    const LayoutHandler* layout = layoutOf(tensor);
-    return layout != nullptr && layout->isFake(tensor);
+    return hooks().layouts.isSparseFake(tensor);
   }
   return tensor.key_set().has(c10::DispatchKey::Fake) && isFakeStorage(tensor.storage());
 }
 
 Tensor fakeLike(const Tensor& tensor) {
-  checkLayoutCanBeFaked(tensor);
-  if (const LayoutHandler* layout = layoutOf(tensor)) {
-    return fakeLikeWithMembers(tensor, *layout);
+  hooks().layouts.checkCanBeFaked(tensor);
+  if (hooks().layouts.isSparse(tensor)) {
+    return sparseFakeLike(tensor);
   }
   auto impl =
       c10::make_intrusive<FakeTensorImpl>(makeFakeStorage(tensor.storage().nbytes(), tensor.device()),
