@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "../core/fake/fake.h"
+#include "../extensions/marks/marks_key.h"
 #include "../extensions/marks/tensor_marks.h"
 #include "../libraries/support/sizes.h"
 #include "bind.h"

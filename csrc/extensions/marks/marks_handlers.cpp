@@ -1,8 +1,9 @@
 #include "marks_handlers.h"
 
-#include <array>
+#include <utility>
 
 #include "../../libraries/support/stack_utils.h"
+#include "origins.h"
 #include "tensor_marks.h"
 
 namespace torchext {
@@ -11,25 +12,23 @@ using c10::DispatchKeySet;
 
 namespace {
 
-// Indexed by feature. Initialized before the static objects that fill it while the library is loaded.
-std::array<MarksHandler, kNumMarksFeatures> handlers{};
-
-MarksFeatures demandedFeatures() noexcept {
-  return MarksFeatures{MarksFeature::kOrigins, isMarksKeyDemanded(MarksFeature::kOrigins)} |
-         MarksFeatures{MarksFeature::kAmp, isMarksKeyDemanded(MarksFeature::kAmp)};
-}
-
-MarksFeatures featuresOf(const OperatorHandle& op, const Stack& stack) {
-  MarksFeatures features = demandedFeatures();
-  forEachTensor(stack, op.schema().arguments().size(), [&features](const Tensor& tensor) {
-    if (const TensorMarks* marks = marksOf(*tensor.unsafeGetTensorImpl())) {
-      features = features | marks->features;
-    }
-  });
-  return features;
-}
+MarksHandler handle_amp = nullptr;
 
 }  // namespace
+
+MarkedCall::MarkedCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
+    : op_{op},
+      keys_{keys},
+      stack_{stack},
+      concerns_origins_{isMarksKeyDemanded(MarksFeature::kOrigins)},
+      concerns_amp_{isMarksKeyDemanded(MarksFeature::kAmp)} {
+  forEachTensor(stack, op.schema().arguments().size(), [this](const Tensor& tensor) {
+    if (const TensorMarks* marks = marksOf(*tensor.unsafeGetTensorImpl())) {
+      concerns_origins_ = concerns_origins_ || !marks->origin.empty();
+      concerns_amp_ = concerns_amp_ || marks->amp != AmpMark::kNone;
+    }
+  });
+}
 
 void MarkedCall::passOn() {
   passOn(keys_);
@@ -37,23 +36,22 @@ void MarkedCall::passOn() {
 
 void MarkedCall::passOn(DispatchKeySet keys) {
   keys_ = keys;
-  while (next_ < kNumMarksFeatures) {
-    const std::size_t feature = next_++;
-    if (features_.has(static_cast<MarksFeature>(feature))) {
-      handlers.at(feature)(*this);
-      return;
-    }
+  if (std::exchange(concerns_origins_, false)) {
+    handleOrigins(*this);
+  } else if (std::exchange(concerns_amp_, false)) {
+    handle_amp(*this);
+  } else {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
+    op_.redispatchBoxed(keys_ & DispatchKeySet{DispatchKeySet::FULL_AFTER, kMarksKey}, &stack_);
   }
-  const c10::impl::ExcludeDispatchKeyGuard guard{kMarksKey};
-  op_.redispatchBoxed(keys_ & DispatchKeySet{DispatchKeySet::FULL_AFTER, kMarksKey}, &stack_);
 }
 
-void registerMarksHandler(MarksFeature feature, MarksHandler handler) noexcept {
-  handlers.at(static_cast<std::size_t>(feature)) = handler;
+void registerAmpMarks(MarksHandler handler) noexcept {
+  handle_amp = handler;
 }
 
 void marksFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  MarkedCall{op, keys, *stack, featuresOf(op, *stack)}.passOn();
+  MarkedCall{op, keys, *stack}.passOn();
 }
 
 }  // namespace torchext

@@ -17,7 +17,7 @@ namespace {
 std::atomic<bool> is_ours{false};
 
 // Indexed by feature.
-thread_local std::array<std::uint32_t, kNumMarksFeatures> demands{};
+thread_local std::array<std::uint32_t, 2> demands{};
 
 std::uint32_t& demandsOf(MarksFeature feature) noexcept {
   return demands.at(static_cast<std::size_t>(feature));

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include <c10/core/DispatchKey.h>
@@ -16,7 +15,6 @@ constexpr c10::DispatchKey kMarksKey = kKeyOfModesInTests;
 
 // The features that share the key, in the order in which they handle a call.
 enum class MarksFeature : std::uint8_t { kOrigins, kAmp };
-constexpr std::size_t kNumMarksFeatures = 2;
 
 // NOTE [Demand for the key of marked tensors]
 //

@@ -157,12 +157,12 @@ void OriginsCall::markAliases() {
   });
 }
 
-void handleOriginsCall(MarkedCall& call) {
+}  // namespace
+
+void handleOrigins(MarkedCall& call) {
   dropEndedModes();
   OriginsCall{call}.run();
 }
-
-}  // namespace
 
 std::string originOf(const at::TensorBase& tensor) {
   return tensor.defined() ? originMarkOf(*tensor.unsafeGetTensorImpl()) : std::string{};
@@ -191,7 +191,6 @@ void traceOriginsInBlocks(bool enabled) {
 }
 
 void registerOrigins() {
-  registerMarksHandler(MarksFeature::kOrigins, &handleOriginsCall);
   hooks().guards.tracesOrigins = &isTracing;
   hooks().guards.traceOrigins = &setTracing;
   hooks().on_normal_tensor.add([](TensorImpl& tensor) { setOriginMark(tensor, {}); });

@@ -18,6 +18,7 @@
 #include <torchext/macros.h>
 
 #include "../../core/inference/mode_blocks.h"
+#include "marks_handlers.h"
 
 namespace torchext {
 
@@ -34,7 +35,10 @@ TORCHEXT_API void traceOriginsHere();
 // Sets whether every block of inference mode that is entered on any thread traces.
 TORCHEXT_API void traceOriginsInBlocks(bool enabled);
 
-// Handles calls for origins, and answers the hooks of `ThreadGuards` about them. Call while the library is loaded.
+// Handles a call on a thread that traces, or with arguments that have an origin.
+void handleOrigins(MarkedCall& call);
+
+// Answers the hooks of `ThreadGuards` about origins. Call while the library is loaded.
 void registerOrigins();
 
 }  // namespace torchext

@@ -9,6 +9,7 @@
 
 #include "../../core/torch_internals/open_tensor_impl.h"
 #include "../../libraries/support/locks.h"
+#include "marks_key.h"
 
 namespace torchext {
 
@@ -90,11 +91,7 @@ void setMarks(TensorImpl& impl, const std::string& origin, AmpMark amp) {
 
 }  // namespace
 
-TensorMarks::TensorMarks(std::string source_line, AmpMark amp_mark)
-    : origin{std::move(source_line)},
-      amp{amp_mark},
-      features{MarksFeatures{MarksFeature::kOrigins, !origin.empty()} |
-               MarksFeatures{MarksFeature::kAmp, amp != AmpMark::kNone}} {
+TensorMarks::TensorMarks(std::string source_line, AmpMark amp_mark) : origin{std::move(source_line)}, amp{amp_mark} {
   live_marks.fetch_add(1, std::memory_order_relaxed);
 }
 

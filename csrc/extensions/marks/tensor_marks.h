@@ -8,7 +8,6 @@
 #include <torchext/macros.h>
 
 #include "../../libraries/support/leases.h"
-#include "marks_handlers.h"
 
 namespace torchext {
 
@@ -35,8 +34,6 @@ struct TORCHEXT_API TensorMarks final : c10::BackendMeta {
   // The source line that created the tensor, or empty.
   const std::string origin;
   const AmpMark amp;
-  // The features that made these marks, and that handle calls on the tensor.
-  const MarksFeatures features;
 
  private:
   const LeaseHold marks_{leaseOfMarks()};
