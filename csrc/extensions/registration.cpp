@@ -17,20 +17,16 @@
 #include "dispatch/hit_checks.h"
 #include "dispatch/resize.h"
 #include "dispatch/unboxed.h"
-#include "kernels/device_kernels.h"
 #include "layouts/layouts.h"
 #include "marks/origins.h"
+#include "marks/tensor_marks.h"
 #include "memory/memory_counter.h"
-#include "parts/parts_hook.h"
 #include "placement/placed.h"
-#include "replay/computed_values.h"
-#include "replay/external_values.h"
 #include "support/allocation_limit.h"
+#include "support/registrations.h"
 #include "tapes/philox_tape.h"
 #include "tapes/replay_fill.h"
 #include "tapes/twister_tape.h"
-#include "trials/trial_hooks.h"
-#include "values/fake_values.h"
 #include "values/value_shortcuts.h"
 
 namespace torchext {
@@ -39,6 +35,8 @@ namespace {
 
 constexpr TestedPiece kAllocationLimit{"allocation_limit", "the CPU allocator reporting memory before it has an owner",
                                        215, &testAllocationLimit};
+constexpr TestedPiece kBackendMeta{"backend_meta", "copies of a tensor keeping its BackendMeta", 215, &testBackendMeta,
+                                   /*is_needed_by_all=*/false};
 constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being called as the Itanium C++ ABI specifies",
                                     215, &testVirtualTable};
 
@@ -75,6 +73,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerAmpHandler();
   registerMemoryCounter();
   all.pieces.add(&kAllocationLimit);
+  all.pieces.add(&kBackendMeta);
   all.pieces.add(&kVirtualTable);
   return true;
 }();

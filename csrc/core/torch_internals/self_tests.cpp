@@ -9,7 +9,6 @@
 #include <c10/util/env.h>
 #include <torch/version.h>
 
-#include "backend_meta.h"
 #include "dispatcher_internals.h"
 #include "error_texts.h"
 #include "kernel_identity.h"
@@ -21,15 +20,13 @@ namespace torchext {
 
 namespace {
 
-// In the order of `SelfTest`.
-constexpr std::array<TestedPiece, 7> kPieces{{
+constexpr std::array<TestedPiece, 6> kPieces{{
     {"open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`", 215, &testTensorKeys},
     {"kernel_identity", "the first four words of a KernelFunction identifying a kernel", 215, &testKernelIdentity},
     {"operator_entry", "private members of OperatorHandle, OperatorEntry and KernelFunction", 215, &testOperatorEntry},
     {"fallbacks", "private members of the Dispatcher about the fallbacks of keys", 215, &testFallbacks, false},
     {"error_texts", "the words of errors that PyTorch raises", 215, &testErrorTexts},
     {"keys_of_tests", "the two `TESTING_ONLY` keys being above those of autograd", 215, &testKeysOfTests},
-    {"backend_meta", "copies of a tensor keeping its BackendMeta", 215, &testBackendMeta, false},
 }};
 
 // For the tests of this package: the variable names a piece whose self-test must fail, as after a change of PyTorch, or
@@ -44,10 +41,6 @@ bool isVerified(const TestedPiece& piece) {
          c10::utils::check_env("TORCHEXT_ACCEPT_UNVERIFIED_TORCH") == true;
 }
 
-const TestedPiece& pieceOf(SelfTest test) {
-  return kPieces.at(static_cast<std::size_t>(test));
-}
-
 [[noreturn]] void raise(const TestedPiece& piece, const char* usage) {
   TORCH_CHECK(isVerified(piece), usage, " `", piece.name, "`, which relies on ", piece.relies_on,
               ". That was verified up to torch ", piece.verified / 100, ".", piece.verified % 100,
@@ -57,6 +50,15 @@ const TestedPiece& pieceOf(SelfTest test) {
   TORCH_CHECK(false, usage, " `", piece.name, "`, which relies on ", piece.relies_on,
               ". Its self-test fails with this PyTorch (built for ", TORCH_VERSION,
               "). Use a release of PyTorch that this torchext supports, or a newer torchext.");
+}
+
+TestedPiece pieceNamed(std::string_view name) {
+  for (const TestedPiece& piece : piecesOfPyTorch()) {
+    if (piece.name == name) {
+      return piece;
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
 }  // namespace
@@ -77,15 +79,14 @@ void runSelfTests() {
   }
 }
 
-void requireSelfTest(SelfTest test, const char* usage) {
-  const TestedPiece& piece = pieceOf(test);
+void requireSelfTest(std::string_view piece, const char* usage) {
   if (!passesSelfTest(piece)) {
-    raise(piece, usage);
+    raise(pieceNamed(piece), usage);
   }
 }
 
-bool passesSelfTest(SelfTest test) {
-  return passesSelfTest(pieceOf(test));
+bool passesSelfTest(std::string_view piece) {
+  return passesSelfTest(pieceNamed(piece));
 }
 
 bool passesSelfTest(const TestedPiece& piece) {

@@ -5,6 +5,7 @@
 // PyTorch, and an undetected one may crash. So a piece fails with newer releases, unless
 // TORCHEXT_ACCEPT_UNVERIFIED_TORCH is 1.
 
+#include <string_view>
 #include <vector>
 
 #include <torchext/macros.h>
@@ -13,17 +14,7 @@
 
 namespace torchext {
 
-enum class SelfTest : int {
-  kTensorKeys,      // open_tensor_impl.h
-  kKernelIdentity,  // kernel_identity.h
-  kOperatorEntry,   // dispatcher_internals.h: the tables of operators
-  kFallbacks,       // dispatcher_internals.h: the fallbacks of keys
-  kErrorTexts,      // error_texts.h
-  kKeysOfTests,     // keys_of_tests.h
-  kBackendMeta,     // backend_meta.h
-};
-
-// Returns the pieces of this directory, in the order of `SelfTest`, and those of extensions.
+// Returns the pieces of this directory and those of extensions.
 TORCHEXT_API std::vector<TestedPiece> piecesOfPyTorch();
 
 // Runs the tests of the pieces that all features rely on. Raises an error that names the first failed piece.
@@ -31,10 +22,10 @@ void runSelfTests();
 
 // Raises an error if the test of a piece fails. It names the piece and begins with `usage`. For pieces that only some
 // features rely on; they are tested on first use.
-void requireSelfTest(SelfTest test, const char* usage);
+void requireSelfTest(std::string_view piece, const char* usage);
 
 // Return true if the test passes.
-bool passesSelfTest(SelfTest test);
+bool passesSelfTest(std::string_view piece);
 TORCHEXT_API bool passesSelfTest(const TestedPiece& piece);
 
 }  // namespace torchext

@@ -1,8 +1,11 @@
 #include "refused_dtypes.h"
 
+#include <dlfcn.h>
+
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -22,7 +25,6 @@
 #include "../../core/fake/calls/errors.h"
 #include "../../core/torch_internals/torch_compat.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../support/data_files.h"
 
 namespace torchext {
 
@@ -49,6 +51,17 @@ struct DtypeRefusal {
 };
 
 using Table = std::unordered_map<std::string, std::vector<DtypeRefusal>>;  // by operator
+
+// Opens a file that is installed with the library, in `share/torchext` of the package.
+std::ifstream openDataFile(const std::string& name) {
+  Dl_info library{};
+  TORCH_INTERNAL_ASSERT(dladdr(reinterpret_cast<const void*>(&openDataFile), &library) != 0);
+  const std::filesystem::path package = std::filesystem::path{library.dli_fname}.parent_path().parent_path();
+  const std::filesystem::path path = package / "share" / "torchext" / name;
+  std::ifstream file{path};
+  TORCH_CHECK(file, "torchext cannot read ", path.string(), ", which is installed with it. Install torchext again.");
+  return file;
+}
 
 std::uint64_t bitsOf(const std::string& names) {
   std::uint64_t bits = 0;

@@ -185,7 +185,7 @@ void shareKernels() {
 
 void shareKey() {
   TORCH_CHECK(
-      passesSelfTest(SelfTest::kFallbacks),
+      passesSelfTest("fallbacks"),
       "Fake and deferred tensors need the dispatch key `Fake`, which already has a fallback, and torchext cannot "
       "share it: the self-test of `fallbacks` fails with this version of PyTorch. Use "
       "fake and deferred tensors in a process that does not load the library that registered the fallback. "

@@ -1,5 +1,3 @@
-#include "device_kernels.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -13,6 +11,7 @@
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/refused_dtypes.h"
+#include "../support/registrations.h"
 #include "device_checks.h"
 #include "promoted_strides.h"
 #include "zero_tensors.h"

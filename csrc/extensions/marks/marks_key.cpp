@@ -71,7 +71,7 @@ c10::DispatchKey takenMarksKey() {
 void takeMarksKey() {
   static LazyKey key{kMarksKey, "AmpTensors, self-cleaning regions and the origins of inference tensors need"};
   key.take([] {
-    requireSelfTest(SelfTest::kBackendMeta, "Marks of tensors need");
+    requireSelfTest("backend_meta", "Marks of tensors need");
     registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>());
     is_ours = true;
   });

@@ -41,6 +41,10 @@ struct TORCHEXT_API TensorMarks final : c10::BackendMeta {
   const LeaseHold regions_{leaseOfRegions()};
 };
 
+// PyTorch's backends leave the metadata of a backend empty. Returns true if copies of a TensorImpl without its data, as
+// by `detach()` and `.data`, keep them.
+bool testBackendMeta(bool is_broken);
+
 // Returns the number of TensorMarks in the process. While it is 0, no tensor is marked.
 TORCHEXT_API std::int64_t liveMarks() noexcept;
 

@@ -1,5 +1,3 @@
-#include "parts_hook.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -10,6 +8,7 @@
 
 #include "../../core/deferred_init/plan/replay_plan.h"
 #include "../../core/hooks/hooks.h"
+#include "../support/registrations.h"
 #include "demands.h"
 #include "elementwise_steps.h"
 #include "part_calls.h"

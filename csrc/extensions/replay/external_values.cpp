@@ -1,5 +1,3 @@
-#include "external_values.h"
-
 #include <cstdint>
 #include <iterator>
 #include <unordered_map>
@@ -13,6 +11,7 @@
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/sizes.h"
 #include "../digests/digest.h"
+#include "../support/registrations.h"
 
 namespace torchext {
 

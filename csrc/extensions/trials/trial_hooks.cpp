@@ -1,6 +1,5 @@
-#include "trial_hooks.h"
-
 #include "../../core/hooks/hooks.h"
+#include "../support/registrations.h"
 #include "memory_overlap.h"
 #include "real_results.h"
 #include "refusals.h"

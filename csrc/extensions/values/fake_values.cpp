@@ -1,5 +1,3 @@
-#include "fake_values.h"
-
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "../../core/fake/meta/device_rules.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
+#include "../support/registrations.h"
 #include "assumed_values.h"
 #include "assumptions.h"
 #include "follow_values.h"

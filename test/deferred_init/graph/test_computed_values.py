@@ -1,4 +1,4 @@
-"""Values computed for a read are not recomputed: csrc/extensions/replay/computed_values.h."""
+"""Values computed for a read are not recomputed: csrc/extensions/replay/computed_values.cpp."""
 
 from __future__ import annotations
 
