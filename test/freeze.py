@@ -10,6 +10,10 @@
 `routes`  the route of each operator that these samples call, on real, fake and deferred tensors
 `plans`   the plans of 200 random programs
 `memory`  the allocations of the programs of `make oracle` on fakes, and their memory reports
+`help`    the help texts of all commands
+`imports` the modules that each package and command imports
+`patches` the patches that are installed in each state
+`reports` the JSON reports of all dry runs that tests make
 
 The texts have no times, addresses or paths. They depend on the release of PyTorch.
 """
@@ -28,6 +32,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import freeze_python
 import torch
 from sweeps.checks.layouts import LAYOUTS
 from sweeps.operators import Arguments, Visit, same_storage_copy, tensors_in
@@ -188,7 +193,16 @@ def memory() -> Iterator[str]:
         yield from (f"{name}: {line}" for line in lines)
 
 
-KINDS: dict[str, Callable[[], Iterator[str]]] = {"calls": calls, "routes": routes, "plans": plans, "memory": memory}
+KINDS: dict[str, Callable[[], Iterator[str]]] = {
+    "calls": calls,
+    "routes": routes,
+    "plans": plans,
+    "memory": memory,
+    "help": freeze_python.help_texts,
+    "imports": freeze_python.imports,
+    "patches": freeze_python.patches,
+    "reports": freeze_python.reports,
+}
 
 
 def main() -> int:
