@@ -16,6 +16,7 @@
 #include "../core/fake/fake.h"
 #include "../core/fake/meta/meta_kernel.h"
 #include "../core/fake/storage/fake_factories.h"
+#include "../core/hooks/hooks.h"
 #include "../extensions/collectives/collectives.h"
 #include "../extensions/composites/gradient_factories.h"
 #include "../extensions/cuda/fake_cuda.h"

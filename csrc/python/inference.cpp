@@ -41,7 +41,7 @@ void deallocateBlock(PyObject* self) {
 
 PyObject* enterBlock(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
-  enterModeBlock(asBlock(self)->owner, asBlock(self)->kind, asBlock(self)->is_traced);
+  enterTracedBlock(asBlock(self)->owner, asBlock(self)->kind, asBlock(self)->is_traced);
   if (!settleLeases()) {
     leaveModeBlock(asBlock(self)->owner);
     return nullptr;

@@ -85,9 +85,6 @@ DeviceType findAccelerator() {
 }  // namespace
 
 void enterRegion(BlockOwner owner, const RegionOptions& options) {
-  const ThreadGuards& guards = hooks().guards;
-  TORCH_CHECK_NOT_IMPLEMENTED(!options.is_self_cleaning || guards.beginCleaning,
-                              "This build of torchext has no self-cleaning regions.");
   const DeviceType device_type = options.device_type;
   const Previous previous{autocast::is_autocast_enabled(device_type), autocast::is_autocast_cache_enabled(),
                           autocast::get_autocast_dtype(device_type)};
@@ -95,8 +92,10 @@ void enterRegion(BlockOwner owner, const RegionOptions& options) {
   const bool is_self_cleaning = options.is_self_cleaning && is_enabled;
   OpenRegion region{owner, device_type, is_enabled, is_self_cleaning, previous, LeaseHold{leaseOfRegions()}, {}};
   if (is_self_cleaning) {
+    const auto& begin_cleaning = hooks().guards.beginCleaning;
+    TORCH_CHECK_NOT_IMPLEMENTED(begin_cleaning, "This build of torchext has no self-cleaning regions.");
     region.marks_lease.emplace(leaseOfMarks());
-    guards.beginCleaning();
+    begin_cleaning();
   }
   openRegions().push_back(std::move(region));
   autocast::set_autocast_enabled(device_type, is_enabled);

@@ -185,11 +185,12 @@ struct HitChecks {
 // A fake is a strided tensor on a storage without memory. Sparse fakes consist of such fakes, their members, and have
 // no storage. All other kinds of tensors (nested, quantized, MKL-DNN) have no fakes. Calls on them are refused before
 // they are decomposed; only `lift_fresh` and `pin_memory` have been handled before. Calls on sparse tensors have a
-// `CallHandler`. If their results do not depend on the layout, it runs them on the Meta kernels, where a contiguous
-// meta tensor of the same sizes stands for each sparse argument (`Shadows`).
+// `CallHandler`. It runs calls whose results do not depend on the layout on the Meta kernels, where a contiguous meta
+// tensor of the same sizes stands for each sparse argument (`Shadows`).
 struct Layouts {
   // Returns true for a sparse tensor, real or fake.
   Hook<bool(const at::TensorBase& tensor)> isSparse;
+  // Returns true for a sparse tensor whose values are fake, with or without the `Fake` key. Accepts any tensor.
   Hook<bool(const at::TensorBase& tensor)> isSparseFake;
   // Returns the strided members of a sparse tensor.
   Hook<std::vector<at::Tensor>(const at::Tensor& sparse)> membersOf;
@@ -464,8 +465,8 @@ using MaterializeTensors = Hook<bool(at::ArrayRef<at::Tensor> tensors)>;
 // ---- Guards ----
 
 // Additions of extensions to the guards of the core, on the calling thread.
-struct ThreadGuards {
-  // Whether origins of inference tensors are traced, which inference mode saves and restores. Raise nothing.
+struct GuardAdditions {
+  // Inference mode saves and restores whether the thread traces origins of inference tensors. Both raise nothing.
   Hook<bool()> tracesOrigins;
   Hook<void(bool traces)> traceOrigins;
   // Called for each self-cleaning region. Without an extension, such a region is an error. `endCleaning()` raises
@@ -553,7 +554,7 @@ struct Hooks {
   ReplayFill replay_fill{};
   MakeMemory make_memory{};
   MaterializeTensors materialize{};
-  ThreadGuards guards{};
+  GuardAdditions guards{};
   // The kinds of generators, by device type. Null for copies of generators: NOTE [The tape of a generator].
   std::array<const Tape*, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> tapes{};
   HookList<const CallHandler*> handlers{};

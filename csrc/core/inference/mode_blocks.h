@@ -12,7 +12,7 @@ namespace torchext {
 
 enum class ModeBlock : std::uint8_t { kInference, kNoInference, kNormalTensors };
 
-// An owner may enter any number of blocks, on any thread.
+// An owner may enter any number of blocks, on any thread. Does not trace origins, which an extension does.
 TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind);
 
 // Leaves the owner's innermost block on this thread. Raises without changes if it has no open block. Also raises if a

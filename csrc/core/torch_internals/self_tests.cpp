@@ -58,7 +58,7 @@ TestedPiece pieceNamed(std::string_view name) {
       return piece;
     }
   }
-  TORCH_INTERNAL_ASSERT(false);
+  TORCH_INTERNAL_ASSERT(false, "there is no piece `", name, "`");
 }
 
 }  // namespace

@@ -20,11 +20,11 @@ TORCHEXT_API std::vector<TestedPiece> piecesOfPyTorch();
 // Runs the tests of the pieces that all features rely on. Raises an error that names the first failed piece.
 void runSelfTests();
 
-// Raises an error if the test of a piece fails. It names the piece and begins with `usage`. For pieces that only some
-// features rely on; they are tested on first use.
+// Raises an error if the test of the piece with this name fails. It names the piece and begins with `usage`. For pieces
+// that only some features rely on; they are tested on first use.
 void requireSelfTest(std::string_view piece, const char* usage);
 
-// Return true if the test passes.
+// Return true if the test passes. A name must be that of a piece.
 bool passesSelfTest(std::string_view piece);
 TORCHEXT_API bool passesSelfTest(const TestedPiece& piece);
 

@@ -238,7 +238,7 @@ AmpPrediction predictAmp(const OperatorHandle& op, const Stack& arguments) {
 }
 
 void registerAmpHandler() {
-  registerAmpMarks(&handleAmpCall);
+  setHandlerOfAmp(&handleAmpCall);
   hooks().guards.beginCleaning = [] { demandMarksKey(MarksFeature::kAmp); };  // the handler receives all operators
   hooks().guards.endCleaning = [] { releaseMarksKey(MarksFeature::kAmp); };
 }

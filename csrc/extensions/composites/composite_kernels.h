@@ -15,8 +15,8 @@
 
 namespace torchext {
 
-// Register kernels for operators of `aten`. The last one registers `allocatingKernel` for all composites that may
-// allocate and have no other kernel.
+// Register the kernels of the files with these names, for operators of `aten`. Call the last one after all others: it
+// registers `allocatingKernel` for all composites that may allocate and have no other kernel.
 void registerValueReaders(torch::Library& library);
 void registerSpecialValues(torch::Library& library);
 void registerSparseConstructors(torch::Library& library);
@@ -32,7 +32,8 @@ void callWithFactoriesOfCall(const c10::OperatorHandle& op, c10::DispatchKeySet 
 void allocatingKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Replaces the argument called `name`, whose memory the operator reads, by its values if it is a fake with dimensions.
-// Raises an error if these are unknown. An argument without dimensions is read through an operator.
+// Raises an error if these are unknown. An argument without dimensions is read through an operator. Returns the
+// argument on the stack.
 c10::IValue& readValues(const c10::OperatorHandle& op, torch::jit::Stack& stack, const char* name);
 
 bool isUndeferredFake(const at::Tensor& tensor);

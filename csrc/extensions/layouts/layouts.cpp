@@ -43,7 +43,7 @@ void registerLayouts() {
   layouts.isSparseFake = &isSparseFake;
   layouts.membersOf = &sparseMembersOf;
   layouts.fakeOf = &makeSparseFake;
-  layouts.checkCanBeFaked = &checkCanBeFaked;
+  layouts.checkCanBeFaked = &checkLayoutCanBeFaked;
   layouts.refuse = &refuseLayouts;
 }
 

@@ -3,8 +3,6 @@
 #include <string>
 #include <string_view>
 
-#include <c10/util/SmallVector.h>
-
 #include "../../core/fake/calls/errors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "layouts.h"
@@ -21,10 +19,10 @@ struct Refused {
   std::string_view what;    // the end of "`op` returns", and of "`op` takes" if `key` is set
   std::string_view remedy;  // the end of the error
   // Name prefixes of the operators that make such a tensor from others.
-  c10::SmallVector<std::string_view, 3> makers;
-  // The key of such tensors; `Undefined` if they have none.
+  std::array<std::string_view, 3> makers;
+  // The key of such tensors. `Undefined` if they have no storage: these are refused anyway.
   DispatchKey key;
-  std::string_view name;   // in the error of `fake_like()`
+  std::string_view name;   // in the error of `fake_like()`, if they have a key
   bool has_shape = false;  // whether the error about an argument can show its shape
 };
 
@@ -35,7 +33,7 @@ struct Refused {
 
 // PyTorch's own checks are too late or missing: `NestedTensorImpl` raises when its sizes are read, and the Meta kernel
 // of `quantize_per_tensor` returns floating-point numbers.
-const std::array<Refused, 3> kRefused{
+constexpr std::array<Refused, 3> kRefused{
     {{"a nested tensor of layout torch.strided",
       "use the layout torch.jagged, or `to_padded_tensor()`",
       {"aten::_nested_from_padded", "aten::_nested_tensor_from", "aten::_nested_view_from_buffer"},
@@ -51,7 +49,13 @@ const std::array<Refused, 3> kRefused{
       "keep such tensors out of fake_mode() and deferred_init()",
       {"aten::to_mkldnn"},
       DispatchKey::Undefined,
-      "mkldnn"}}};
+      ""}}};
+
+bool makes(const OperatorHandle& op, const Refused& kind) {
+  return std::any_of(kind.makers.begin(), kind.makers.end(), [&op](std::string_view maker) {
+    return !maker.empty() && op.schema().name().rfind(maker, 0) == 0;
+  });
+}
 
 bool isOne(const Refused& kind, const Tensor& tensor) {
   return kind.key != DispatchKey::Undefined && tensor.key_set().has(kind.key);
@@ -59,7 +63,7 @@ bool isOne(const Refused& kind, const Tensor& tensor) {
 
 }  // namespace
 
-void checkCanBeFaked(const Tensor& tensor) {
+void checkLayoutCanBeFaked(const Tensor& tensor) {
   for (const Refused& kind : kRefused) {
     TORCH_CHECK_NOT_IMPLEMENTED(!isOne(kind, tensor), "fake_like() expected a strided or sparse tensor, got a ",
                                 kind.name, " one.");
@@ -70,20 +74,19 @@ void checkCanBeFaked(const Tensor& tensor) {
 }
 
 void refuseLayouts(const OperatorHandle& op, const Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
   for (const Refused& kind : kRefused) {
-    const bool is_made = std::any_of(kind.makers.begin(), kind.makers.end(),
-                                     [&op](std::string_view maker) { return op.schema().name().rfind(maker, 0) == 0; });
-    if (is_made) {
+    if (makes(op, kind)) {
       refuseCall(op, c10::str("returns ", kind.what), kind.remedy);
     }
-  }
-  forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
-    for (const Refused& kind : kRefused) {
+    forEachTensor(stack, count, [&](const Tensor& tensor) {
       if (isOne(kind, tensor)) {
         const std::string shape = kind.has_shape ? c10::str(" of shape ", tensor.sizes()) : "";
         refuseCall(op, c10::str("takes ", kind.what, shape), kind.remedy);
       }
-    }
+    });
+  }
+  forEachTensor(stack, count, [&op](const Tensor& tensor) {
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
     if (!tensor.has_storage() && !is_number && !isSparse(tensor)) {
       refuseCall(op, c10::str("takes a tensor of layout ", tensor.layout(), " and type ", tensor.toString()),

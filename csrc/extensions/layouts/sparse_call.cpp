@@ -2,12 +2,10 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/List.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/cache/call_key.h"

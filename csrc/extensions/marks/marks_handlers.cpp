@@ -46,7 +46,7 @@ void MarkedCall::passOn(DispatchKeySet keys) {
   }
 }
 
-void registerAmpMarks(MarksHandler handler) noexcept {
+void setHandlerOfAmp(MarksHandler handler) noexcept {
   handle_amp = handler;
 }
 

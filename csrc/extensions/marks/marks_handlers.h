@@ -43,8 +43,8 @@ class MarkedCall {
 // The function by which a feature handles a call. It passes the call on once, or raises.
 using MarksHandler = void (*)(MarkedCall& call);
 
-// Registers the handler of AmpTensors: once per process, while the library is loaded.
-void registerAmpMarks(MarksHandler handler) noexcept;
+// Sets the handler of AmpTensors: once per process, while the library is loaded.
+void setHandlerOfAmp(MarksHandler handler) noexcept;
 
 // The fallback of `kMarksKey`.
 void marksFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <optional>
 
 #include "../../core/torch_internals/self_tests.h"
@@ -17,7 +18,7 @@ namespace {
 std::atomic<bool> is_ours{false};
 
 // Indexed by feature.
-thread_local std::array<std::uint32_t, 2> demands{};
+thread_local std::array<std::uint32_t, static_cast<std::size_t>(MarksFeature::kAmp) + 1> demands{};
 
 std::uint32_t& demandsOf(MarksFeature feature) noexcept {
   return demands.at(static_cast<std::size_t>(feature));

@@ -168,7 +168,7 @@ std::string originOf(const at::TensorBase& tensor) {
   return tensor.defined() ? originMarkOf(*tensor.unsafeGetTensorImpl()) : std::string{};
 }
 
-void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
+void enterTracedBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
   if (is_traced) {
     takeMarksKey();
   }

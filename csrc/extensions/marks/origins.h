@@ -26,19 +26,19 @@ namespace torchext {
 // Empty if it was not traced.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 
-// Enters a block, in which the thread traces if `is_traced`, or if all blocks are traced.
-TORCHEXT_API void enterModeBlock(BlockOwner owner, ModeBlock kind, bool is_traced);
+// Calls `enterModeBlock()`. In the block, the thread traces if `is_traced`, or if all blocks are traced.
+TORCHEXT_API void enterTracedBlock(BlockOwner owner, ModeBlock kind, bool is_traced);
 
 // Makes this thread trace until the innermost guard of its dispatch keys is left.
 TORCHEXT_API void traceOriginsHere();
 
-// Sets whether every block of inference mode that is entered on any thread traces.
+// Sets whether each `enterTracedBlock()` on any thread traces.
 TORCHEXT_API void traceOriginsInBlocks(bool enabled);
 
 // Handles a call on a thread that traces, or with arguments that have an origin.
 void handleOrigins(MarkedCall& call);
 
-// Answers the hooks of `ThreadGuards` about origins. Call while the library is loaded.
+// Answers the hooks of `GuardAdditions` about origins. Call while the library is loaded.
 void registerOrigins();
 
 }  // namespace torchext

@@ -41,8 +41,8 @@ struct TORCHEXT_API TensorMarks final : c10::BackendMeta {
   const LeaseHold regions_{leaseOfRegions()};
 };
 
-// PyTorch's backends leave the metadata of a backend empty. Returns true if copies of a TensorImpl without its data, as
-// by `detach()` and `.data`, keep them.
+// A TensorImpl can hold one backend object, a BackendMeta, which PyTorch's backends leave empty, and which holds the
+// marks here. Returns true if copies of the TensorImpl without its data, as by `detach()` and `.data`, keep it.
 bool testBackendMeta(bool is_broken);
 
 // Returns the number of TensorMarks in the process. While it is 0, no tensor is marked.

@@ -2,8 +2,8 @@
 
 namespace torchext {
 
-// The functions by which extensions answer hooks of these names, and handle calls. Called once each, while the library
-// is loaded (extensions/registration.cpp).
+// The functions by which these extensions answer the hooks of the core. Called once each, while the library is loaded
+// (extensions/registration.cpp). They are declared here because nothing else of their files is used elsewhere.
 void registerFakeValues();
 void registerKernelTrials();
 void registerDeviceKernels();

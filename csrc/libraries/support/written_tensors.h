@@ -11,7 +11,8 @@
 
 namespace torchext {
 
-// The tensors with a storage that a call writes according to its schema, in order, as they were before the call.
+// The tensors that a call writes according to its schema, in order, as they were before the call. Tensors without a
+// storage are left out.
 class WrittenTensors {
  public:
   WrittenTensors(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments);
@@ -19,7 +20,7 @@ class WrittenTensors {
   // Returns each of them if its sizes, strides or storage size have changed, and None in its place otherwise.
   torch::jit::Stack changed() const;
 
-  // Gives each of them its sizes and strides back.
+  // Gives each of them its sizes and strides back, but not its offset, and not the size of its storage.
   void restoreGeometry() const;
 
  private:

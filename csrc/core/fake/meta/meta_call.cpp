@@ -91,10 +91,10 @@ void checkCanBeFaked(const OperatorHandle& op, const Stack& stack) {
 //   1. a trial of the real kernel, for some calls: NOTE [Trials instead of Meta kernels];
 //   2. the kernel of the plan, unless it raises an error;
 //   3. the CPU kernel on zeros, if there is no other kernel for these arguments (NotImplementedError), or if real
-//      tensors accept what the kernel of the plan refuses: NOTE [Running the CPU kernel].
+//      tensors on the CPU accept what the kernel of the plan refuses: NOTE [Running the CPU kernel].
 //
 // A call without a recipe is refused: with the error of real tensors (NOTE [Errors of real tensors]), or else with that
-// of the kernel.
+// of the plan or the kernel. If the recorder can run the call for real, the error is UnsupportedOperatorError.
 //
 // NOTE [Trials instead of Meta kernels]
 //
@@ -214,6 +214,7 @@ std::shared_ptr<ResultRecipe> MetaCall::describeByTrial() {
 }
 
 std::shared_ptr<ResultRecipe> MetaCall::describeByKernel() {
+  convertArguments();
   if (!callKernel()) {
     return nullptr;
   }
@@ -229,7 +230,7 @@ std::shared_ptr<ResultRecipe> MetaCall::describeByKernel() {
   return describeResults(std::move(recipe));
 }
 
-// The recorder runs such a call for real.
+// NOTE [Running the CPU kernel]. Has no recipe while recording: the recorder runs such a call for real.
 std::shared_ptr<ResultRecipe> MetaCall::describeOnZeros() {
   if (no_kernel_) {
     refuseDtypes({});
@@ -298,6 +299,7 @@ void MetaCall::convertArguments() {
     stack_[i] =
         static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toShadow(stack_[i], arguments[i]);
   }
+  written_shadows_.emplace(op_.schema(), stack_);
 }
 
 IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
@@ -318,11 +320,9 @@ IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
   });
 }
 
-// Returns false if the kernel raises an error that the call may not have to raise.
+// Returns false, and keeps the error, if the kernel refuses the call.
 bool MetaCall::callKernel() {
   try {
-    convertArguments();
-    written_shadows_.emplace(op_.schema(), stack_);
     const MetaCallOnDevice hint{plan_.device};
     const NoTorchFunction no_torch_function;
     std::optional<HiddenCalls> hidden;
