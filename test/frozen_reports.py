@@ -1,6 +1,6 @@
-"""A pytest plugin that keeps the JSON reports of all dry runs that tests make: `freeze.py`.
+"""A pytest plugin that keeps the JSON reports of all dry runs that tests make, for `freeze.py`.
 
-python -m pytest -p frozen_reports --frozen-reports FOLDER test/dry_run
+It is used as in `python -m pytest -p frozen_reports --frozen-reports FOLDER test/dry_run`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torchext import terminal
 # The keys of times of this machine, and of texts that depend on the folder of a test.
 OF_ONE_RUN = re.compile(r"seconds|^versions$|^folder$|^code$")
 TIME = re.compile(r"\b[\d.]+ (m?s|min)\b")
+ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,9 +32,7 @@ def cleaned(value: Any, folder: str) -> Any:
     if isinstance(value, list):
         return [cleaned(item, folder) for item in value]
     if isinstance(value, str):
-        return re.sub(
-            r"0x[0-9a-f]+", "ADDRESS", re.sub(r"\b[\d.]+ (m?s|min)\b", "TIME", value.replace(folder, "FOLDER"))
-        )
+        return ADDRESS.sub("ADDRESS", TIME.sub("TIME", value.replace(folder, "FOLDER")))
     return value
 
 
