@@ -104,9 +104,7 @@ void makeResultsOfZerosFake() {
   [[maybe_unused]] static const auto* library = [] {
     auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
     registerWhere<&viewZerosKernel>(*added, &viewsZeros);
-    for (const char* name : {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "linalg_cross"}) {
-      added->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocatingKernel>());
-    }
+    implement<&allocatingKernel>(*added, {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "linalg_cross"});
     return added;
   }();
 }

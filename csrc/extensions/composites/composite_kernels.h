@@ -2,8 +2,6 @@
 
 // Kernels of the key of composites: NOTE [Composites that read memory].
 
-#include <initializer_list>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -12,6 +10,7 @@
 #include "../../core/fake/calls/errors.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 
 namespace torchext {
 
@@ -49,14 +48,6 @@ void translated(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   } catch (const DataDependentError& error) {
     translateError(ErrorKind::kDataDependent, error);
     throw;
-  }
-}
-
-// Gives the operators `names` of `aten` the kernel.
-template <c10::BoxedKernel::BoxedKernelFunction_withDispatchKeys* kKernel>
-void implement(torch::Library& library, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<kKernel>());
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/no_warnings.h"
+#include "../../libraries/support/take_key.h"
 #include "../support/autograd.h"
 #include "attention.h"
 #include "composed_kernels.h"
@@ -277,9 +278,7 @@ void registerAllocation() {
   const NoWarnings no_warnings;
   // Leaked: fakes outlive the block that made them.
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  for (const char* name : {"empty.memory_format", "empty_strided"}) {
-    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&allocateFake>());
-  }
+  implement<&allocateFake>(*library, {"empty.memory_format", "empty_strided"});
 }
 
 void raiseNoDevice(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {

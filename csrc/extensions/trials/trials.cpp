@@ -138,8 +138,7 @@ Outcome tryOut(const OperatorHandle& op, ArrayRef<IValue> arguments, const Liken
       op.redispatchBoxed(DispatchKeySet{DispatchKey::CPU}, &stack);
     }
     const bool are_new = areNew(stack, stand_ins);
-    Stack changed = written.changed();
-    stack.insert(stack.end(), changed.begin(), changed.end());
+    written.appendChanged(stack);
     return {std::nullopt, std::move(stack), are_new};
   } catch (const c10::OutOfMemoryError&) {
     return {};

@@ -16,6 +16,7 @@
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
 #include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 #include "../support/autograd.h"
 #include "known_values.h"
 
@@ -91,9 +92,7 @@ void readsValues(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }  // namespace
 
 void registerValueShortcuts(torch::Library& library) {
-  for (const char* name : kReadValues) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&readsValues>());
-  }
+  implement<&readsValues>(library, kReadValues);
 }
 
 bool runsNodeForSpecialValues() {

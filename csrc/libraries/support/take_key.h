@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <initializer_list>
 
 #include <c10/core/DispatchKey.h>
 #include <c10/util/FunctionRef.h>
@@ -42,5 +43,14 @@ void beforeFirstKey(void (*prepare)()) noexcept;
 
 // Registers a permanent fallback for a key.
 void registerFallback(c10::DispatchKey key, torch::CppFunction&& fallback);
+
+// Registers the boxed kernel `kKernel` for the operators `names`.
+template <c10::BoxedKernel::BoxedKernelFunction_withDispatchKeys* kKernel,
+          typename Names = std::initializer_list<const char*>>
+void implement(torch::Library& library, const Names& names) {
+  for (const char* name : names) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<kKernel>());
+  }
+}
 
 }  // namespace torchext

@@ -20,15 +20,13 @@ WrittenTensors::WrittenTensors(const c10::FunctionSchema& schema, c10::ArrayRef<
   }
 }
 
-torch::jit::Stack WrittenTensors::changed() const {
-  torch::jit::Stack changed;
+void WrittenTensors::appendChanged(torch::jit::Stack& stack) const {
   for (const Entry& entry : entries_) {
     const bool is_same = entry.tensor.sizes() == c10::IntArrayRef(entry.sizes) &&
                          entry.tensor.strides() == c10::IntArrayRef(entry.strides) &&
                          entry.tensor.storage().nbytes() == entry.nbytes;
-    changed.push_back(is_same ? c10::IValue{} : c10::IValue{entry.tensor});
+    stack.push_back(is_same ? c10::IValue{} : c10::IValue{entry.tensor});
   }
-  return changed;
 }
 
 void WrittenTensors::restoreGeometry() const {

@@ -17,8 +17,8 @@ class WrittenTensors {
  public:
   WrittenTensors(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments);
 
-  // Returns each of them if its sizes, strides or storage size have changed, and None in its place otherwise.
-  torch::jit::Stack changed() const;
+  // Appends each of them if its sizes, strides or storage size have changed, and None in its place otherwise.
+  void appendChanged(torch::jit::Stack& stack) const;
 
   // Gives each of them its sizes and strides back, but not its offset, and not the size of its storage.
   void restoreGeometry() const;

@@ -356,8 +356,7 @@ void MetaCall::compareWithTrial() {
     return;
   }
   Stack effects = stack_;
-  const Stack changed = written_shadows_->changed();
-  effects.insert(effects.end(), changed.begin(), changed.end());
+  written_shadows_->appendChanged(effects);
   real_ = tryOut(TrialReason::kMetaKernelAccepts, effects);
   if (needsSizes()) {
     RealResults of_its_size = tryOut(TrialReason::kMetaKernelRefuses);
