@@ -135,7 +135,8 @@ void threadsHaveNoBlock() {
 void noExtensionIsConnected() {
   const torchext::Hooks& hooks = torchext::hooks();
   EXPECT(hooks.handlers.begin() == hooks.handlers.end() && hooks.followers.begin() == hooks.followers.end());
-  EXPECT(hooks.layouts.begin() == hooks.layouts.end() && hooks.on_fake_key.begin() == hooks.on_fake_key.end());
+  EXPECT(!hooks.layouts.isSparse && !hooks.layouts.refuse && hooks.on_fake_key.begin() == hooks.on_fake_key.end());
+  EXPECT(!hooks.guards.traceOrigins && !hooks.guards.beginCleaning && hooks.decompositions.empty());
   EXPECT(hooks.memory == nullptr && !hooks.parts.ruleOf && !hooks.replay_fill);
 }
 
