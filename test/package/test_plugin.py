@@ -202,6 +202,7 @@ def test_report_has_the_error_report_of_pytest(everything: Run) -> None:
     assert "def test_one_of_two(i)" in difference["text"]
 
 
+@pytest.mark.ci
 def test_suite_that_passes_in_its_modes_has_exit_code_zero(tmp_path: Path) -> None:
     modes = ("deferred", "fake")
     tests = [f"test_suite.py::test_{name}" for name in ("values_and_random_numbers", "fake_tensor_mode_makes_fakes")]
