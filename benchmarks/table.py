@@ -7,7 +7,8 @@
 
 A row is a ratio of two costs that are measured alternately, so that it depends little on the machine. Its noise is the
 range of its middle half. A row is a regression if its median exceeds the stored one by more than 15 %, and the two
-ranges do not overlap. Regressions are named, and the exit code is 1. Each group runs in its own process.
+ranges do not overlap. Regressions, and stored rows that were not measured, are named, and the exit code is 1. Each
+group runs in its own process.
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"one of {', '.join(GROUPS)}")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each row")
-    parser.add_argument("--save", action="store_true", help="store the rows and write the page, if no row is slower")
+    parser.add_argument(
+        "--save", action="store_true", help="store the rows and write the page, if no row is slower or missing"
+    )
     parser.add_argument("--accept", action="store_true", help="store the rows and write the page")
     parser.add_argument("--check", action="store_true", help="only compare the page with the stored rows")
     options = parser.parse_args()
@@ -161,19 +164,25 @@ def main() -> None:
     if options.check:
         sys.exit(0 if PAGE.exists() and PAGE.read_text() == page(stored) else f"Run `python {sys.argv[0]} --save`.")
     print(f"{stamp()}\n{'':78}{'torchext':>10}{'ratio':>8}{'range':>18}{'limit':>8}{'target':>8}")
+    groups = options.groups or list(GROUPS)
     rows = {}
-    for name, row in measured(options.groups or list(GROUPS), options.rounds):
+    for name, row in measured(groups, options.rounds):
         rows[name] = row
         title, ours, ratio, noise, limit, bar = cells(name, row)
         print(f"{title:78}{ours:>10}{ratio:>8}{noise:>18}{limit:>8}{bar:>8}", flush=True)
     slower = regressions(rows, stored)
-    if options.accept or (options.save and not slower):
+    missing = [f"  {name}" for name, row in stored.items() if row.group in groups and name not in rows]
+    if options.accept or (options.save and not slower and not missing):
         measured_groups = {row.group for row in rows.values()}
         stored = {name: row for name, row in stored.items() if row.group not in measured_groups} | rows
         STORED.write_text(json.dumps({name: asdict(row) for name, row in stored.items()}, indent=2) + "\n")
         PAGE.write_text(page(stored))
-    if slower:
-        sys.exit("\nSlower than stored by more than 15 %, beyond noise:\n" + "\n".join(slower))
+    problems = {
+        "Slower than stored by more than 15 %, beyond noise": slower,
+        "Stored, but not measured": [] if options.accept else missing,
+    }
+    if texts := ["\n".join(["", f"{problem}:", *names]) for problem, names in problems.items() if names]:
+        sys.exit("\n".join(texts))
 
 
 if __name__ == "__main__":
