@@ -220,10 +220,13 @@ def test_lone_ranks_have_the_tensors_of_a_job_on_gloo(tmp_path: Path) -> None:
     def of_rank(job: Job) -> None:
         dist.destroy_process_group()
         dist.distributed_c10d.init_process_group = initialize  # type: ignore[assignment]
+        dist.distributed_c10d._new_process_group_helper = make_group
         initialize("gloo", store=dist.FileStore(str(tmp_path / "store"), 2), rank=job.rank, world_size=2)
-        torch.save(local_tensors(init_device_mesh("cpu", (2,))), tmp_path / f"job {job.rank}")
+        mesh = init_device_mesh("cpu", (2,))
+        assert dist.get_backend(mesh.get_group()) == "gloo"
+        torch.save(local_tensors(mesh), tmp_path / f"job {job.rank}")
 
-    initialize = dist.init_process_group
+    initialize, make_group = dist.init_process_group, dist.distributed_c10d._new_process_group_helper
     jobs = [Job({"tp": 2}, number, tmp_path) for number in range(2)]
     for job in jobs:
         run_rank(job, of_lone_rank)

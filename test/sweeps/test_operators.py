@@ -23,7 +23,7 @@ DTYPES = fakes.DTYPES
 
 
 class some_dtypes(ops):  # noqa: N801 - named like PyTorch's
-    """Parametrizes like `ops`, every day with float32, and half of the operators with one other dtype too."""
+    """Parametrizes like `ops`, every day with float32, and half of the operators also with one other dtype."""
 
     def _parametrize_test(self, test: Any, generic_cls: Any, device_cls: Any) -> Iterator[Any]:
         others: dict[str, list[torch.dtype]] = {}
