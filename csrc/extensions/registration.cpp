@@ -12,7 +12,6 @@
 #include "composites/versions.h"
 #include "cuda/fake_cuda.h"
 #include "cuda/virtual_table.h"
-#include "dispatch/deferred_resize.h"
 #include "dispatch/foreign_fakes.h"
 #include "dispatch/hit_checks.h"
 #include "dispatch/resize.h"
@@ -58,7 +57,6 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   all.on_lazy_bits.add(&prepareOperatorsForLazyBits);
   all.on_fake_key.add(&registerUnboxedCalls);
   all.on_fake_key.add([] { makeGradientsFake(true); });
-  all.on_deferred_init_key.add(&registerResizeOfDeferred);
   setTape(c10::kCPU, twisterTape());
   setTape(c10::kCUDA, philoxTape());
   all.replay_fill = [](const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator) {

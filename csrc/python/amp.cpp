@@ -19,7 +19,6 @@
 #include "bind.h"
 #include "block_type.h"
 #include "interpreter.h"
-#include "leases.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -27,18 +26,38 @@ namespace torchext::python {
 namespace {
 
 struct Region {
-  PyObject_HEAD BlockOwner owner;
+  static constexpr bool kBindsItself = true;
+
+  void enter() const {
+    enterRegion(owner, {deviceType(), dtype, is_enabled, is_caching, is_self_cleaning});
+  }
+  void leave() const {
+    leaveRegion(owner);
+  }
+
+  // Notifies function modes of the region, as PyTorch's regions do: `torch.export` traces by a function mode.
+  static bool notify(PyObject* self, bool is_entered) {
+    if (!at::impl::torch_function_mode_enabled()) {
+      return true;
+    }
+    PyObject* const done =
+        PyObject_CallFunctionObjArgs(provided(Provided::kNotifyModes), self, is_entered ? Py_True : Py_False, nullptr);
+    Py_XDECREF(done);
+    return done != nullptr;
+  }
+
+  c10::DeviceType deviceType() const {
+    return device_type ? *device_type : deviceTypeInUse();
+  }
+
   // Determined on entry if absent: a decorator may be created before a fake device exists.
   std::optional<c10::DeviceType> device_type;
   std::optional<c10::ScalarType> dtype;
-  bool is_enabled;
+  bool is_enabled = true;
   std::optional<bool> is_caching;
-  bool is_self_cleaning;
+  bool is_self_cleaning = false;
+  BlockOwner owner = newBlockOwner();
 };
-
-Region* asRegion(PyObject* self) {
-  return reinterpret_cast<Region*>(self);
-}
 
 std::string nameOf(c10::DeviceType device_type) {
   return c10::DeviceTypeName(device_type, /*lower_case=*/true);
@@ -113,7 +132,7 @@ bool readCache(PyObject* given, std::optional<bool>& is_caching) {
 // Disables a region that cannot autocast to its dtype, with the warning of `torch.autocast`. Returns false with a
 // Python error.
 bool checkDtype(Region& region) {
-  const c10::DeviceType device_type = region.device_type ? *region.device_type : deviceTypeInUse();
+  const c10::DeviceType device_type = region.deviceType();
   if (!region.is_enabled || canAutocastTo(device_type, region.dtype)) {
     return true;
   }
@@ -122,20 +141,6 @@ bool checkDtype(Region& region) {
   const std::string message = "In " + name + " autocast, but the target dtype is not supported. Disabling autocast.\n" +
                               name + " Autocast only supports dtypes of torch.bfloat16, torch.float16 currently.";
   return PyErr_WarnEx(PyExc_UserWarning, message.c_str(), 1) == 0;
-}
-
-PyObject* allocate(PyTypeObject* type) {
-  PyObject* self = type->tp_alloc(type, 0);
-  if (self != nullptr) {
-    Region* region = asRegion(self);
-    region->owner = newBlockOwner();
-    new (&region->device_type) std::optional<c10::DeviceType>;
-    new (&region->dtype) std::optional<c10::ScalarType>;
-    new (&region->is_caching) std::optional<bool>;
-    region->is_enabled = true;
-    region->is_self_cleaning = false;
-  }
-  return self;
 }
 
 // `@autocast` above `@classmethod` receives an object that is not yet a function.
@@ -170,56 +175,15 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     }
   }
   PyObject* const function = isToDecorate(device_type) ? std::exchange(device_type, Py_None) : nullptr;
-  PyObject* self = allocate(type);
-  if (self == nullptr) {
+  Region region;
+  region.is_enabled = is_enabled != 0;
+  region.is_self_cleaning = is_self_cleaning != 0;
+  if (!readDeviceType(device_type, region.device_type) || !readDtype(dtype, region.dtype) ||
+      !readCache(is_caching == nullptr ? Py_None : is_caching, region.is_caching) || !checkDtype(region)) {
     return nullptr;
   }
-  Region* region = asRegion(self);
-  region->is_enabled = is_enabled != 0;
-  region->is_self_cleaning = is_self_cleaning != 0;
-  if (!readDeviceType(device_type, region->device_type) || !readDtype(dtype, region->dtype) ||
-      !readCache(is_caching == nullptr ? Py_None : is_caching, region->is_caching) || !checkDtype(*region)) {
-    Py_DECREF(self);
-    return nullptr;
-  }
+  PyObject* const self = newBlock<Region>(type, region);
   return function == nullptr ? self : decorateWith(self, function);
-}
-
-// Notifies function modes of the region, as PyTorch's regions do: `torch.export` traces by a function mode. Returns
-// false with a Python error.
-bool notifyModes(PyObject* self, bool begins) {
-  if (!at::impl::torch_function_mode_enabled()) {
-    return true;
-  }
-  PyObject* const done =
-      PyObject_CallFunctionObjArgs(provided(Provided::kNotifyModes), self, begins ? Py_True : Py_False, nullptr);
-  Py_XDECREF(done);
-  return done != nullptr;
-}
-
-PyObject* enter(PyObject* self, PyObject* /*unused*/) {
-  HANDLE_TH_ERRORS
-  const Region& region = *asRegion(self);
-  enterRegion(region.owner, {region.device_type ? *region.device_type : deviceTypeInUse(), region.dtype,
-                             region.is_enabled, region.is_caching, region.is_self_cleaning});
-  if (!settleLeases() || !notifyModes(self, true)) {
-    leaveRegion(region.owner);
-    return nullptr;
-  }
-  Py_INCREF(self);
-  return self;
-  END_HANDLE_TH_ERRORS
-}
-
-// Ignores the arguments, which describe an exception.
-PyObject* leave(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
-  HANDLE_TH_ERRORS
-  leaveRegion(asRegion(self)->owner);
-  if (!notifyModes(self, false)) {
-    return nullptr;
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
 }
 
 pybind11::object deviceTypeOf(const Region& region) {
@@ -235,7 +199,7 @@ pybind11::object dtypeOf(const Region& region) {
 // The arguments of the constructor, in their order.
 PyObject* arguments(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
-  const Region& region = *asRegion(self);
+  const Region& region = blockOf<Region>(self);
   return pybind11::make_tuple(deviceTypeOf(region), dtypeOf(region), region.is_enabled, region.is_caching,
                               region.is_self_cleaning)
       .release()
@@ -247,7 +211,7 @@ PyObject* arguments(PyObject* self, PyObject* /*unused*/) {
 template <typename Value, Value value>
 PyObject* argument(PyObject* self, void* /*unused*/) {
   HANDLE_TH_ERRORS
-  const Region& region = *asRegion(self);
+  const Region& region = blockOf<Region>(self);
   if constexpr (std::is_member_object_pointer_v<Value>) {
     return pybind11::cast(region.*value).release().ptr();
   } else {
@@ -262,15 +226,13 @@ constexpr getter kArgument = &argument<decltype(value), value>;
 // Returns True if operators autocast because of this region alone.
 PyObject* isOutermost(PyObject* self, PyObject* /*unused*/) {
   HANDLE_TH_ERRORS
-  const Region& region = *asRegion(self);
-  return PyBool_FromLong(
-      static_cast<long>(!isAutocasting(region.device_type ? *region.device_type : deviceTypeInUse())));
+  return PyBool_FromLong(static_cast<long>(!isAutocasting(blockOf<Region>(self).deviceType())));
   END_HANDLE_TH_ERRORS
 }
 
 void addRegionType(pybind11::module_& module) {
-  static PyMethodDef methods[] = {{"__enter__", &enter, METH_NOARGS, nullptr},
-                                  exitMethod(&leave),
+  static PyMethodDef methods[] = {enterMethod<Region>(),
+                                  exitMethod<Region>(),
                                   {"_arguments", &arguments, METH_NOARGS, nullptr},
                                   {"_is_outermost", &isOutermost, METH_NOARGS, nullptr},
                                   {nullptr, nullptr, 0, nullptr}};
@@ -280,9 +242,8 @@ void addRegionType(pybind11::module_& module) {
                                      {"cache_enabled", kArgument<&Region::is_caching>, nullptr, nullptr, nullptr},
                                      {"self_cleaning", kArgument<&Region::is_self_cleaning>, nullptr, nullptr, nullptr},
                                      {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  addBlockType(module, "AutocastRegion",
-               {"torchext._C.AutocastRegion", static_cast<int>(sizeof(Region)), &newRegion, &freeBlock,
-                static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties)});
+  addBlockType<Region>(module, "AutocastRegion", "torchext._C.AutocastRegion", &newRegion,
+                       static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties));
 }
 
 // 0: ordinary, 1: wrapped, 2: to be cleaned (AmpMark).

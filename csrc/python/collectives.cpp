@@ -2,7 +2,6 @@
 #include <string>
 #include <utility>
 
-#include <c10/util/irange.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../extensions/collectives/collectives.h"
@@ -24,14 +23,6 @@ py::object toPython(const c10::IValue& value) {
   return reduction.empty() ? torch::jit::toPyObject(value) : py::str(reduction);
 }
 
-py::tuple toTuple(c10::ArrayRef<c10::IValue> values) {
-  py::tuple converted(values.size());
-  for (const auto i : c10::irange(values.size())) {
-    converted[i] = toPython(values[i]);
-  }
-  return converted;
-}
-
 // Calls `observe(name, arguments)` before the collective. It raises an error, or returns a function to call with the
 // results. The interpreter's lock guards the function.
 class PythonObserver final : public CollectiveObserver {
@@ -45,14 +36,15 @@ class PythonObserver final : public CollectiveObserver {
                c10::function_ref<c10::ArrayRef<c10::IValue>()> run) override {
     const py::gil_scoped_acquire gil;
     const py::object function = observe_;
-    const py::object on_return = function.is_none() ? function : function(op.schema().name(), toTuple(arguments));
+    const py::object on_return =
+        function.is_none() ? function : function(op.schema().name(), asTuple(arguments, toPython));
     std::optional<c10::ArrayRef<c10::IValue>> results;
     {
       const py::gil_scoped_release no_gil;
       results = run();
     }
     if (!on_return.is_none()) {
-      on_return(toTuple(*results));
+      on_return(asTuple(*results, toPython));
     }
   }
 

@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "../core/fake/calls/errors.h"
 #include "../libraries/support/sizes.h"
 #include "bind.h"
-#include "interpreter.h"
 #include "module.h"
 
 namespace torchext::python {
@@ -47,7 +47,7 @@ void materializeTensors(const Tensors& placed,
     }
   };
   const pybind11::gil_scoped_release no_gil;
-  raisingOwnClass([&] { materialize(placed, others, {{device, dtype}, retain, report}); });
+  translatingFailures([&] { materialize(placed, others, {{device, dtype}, retain, report}); });
 }
 
 // Returns the fakes in `container`, and in the dictionaries, lists and tuples in it, if no other fake storage is alive
@@ -111,7 +111,7 @@ std::pair<std::size_t, std::size_t> needsOfEvaluating(const at::Tensor& deferred
 }
 
 at::Tensor evaluateTensor(const at::Tensor& deferred) {
-  return raisingOwnClass([&] { return evaluate(deferred); });
+  return translatingFailures([&] { return evaluate(deferred); });
 }
 
 at::Tensor evaluateIn(const at::Tensor& deferred, const std::shared_ptr<RecycledMemory>& memory) {
@@ -148,7 +148,7 @@ void bindDeferredInit(pybind11::module_& module) {
              pybind11::arg("others") = Tensors{}, pybind11::arg("device") = pybind11::none(),
              pybind11::arg("dtype") = pybind11::none(), pybind11::arg("retain") = false,
              pybind11::arg("on_done") = pybind11::none());
-  bind(module, "defer_again", [](const Tensors& tensors) { raisingOwnClass([&] { deferAgain(tensors); }); });
+  bind(module, "defer_again", [](const Tensors& tensors) { translatingFailures([&] { deferAgain(tensors); }); });
   bind(module, "is_retained", isRetained);
   bind(module, "evaluate", evaluateTensor);
   pybind11::class_<RecycledMemory, std::shared_ptr<RecycledMemory>>(module, "RecycledMemory")

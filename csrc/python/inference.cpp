@@ -5,57 +5,38 @@
 #include "../extensions/marks/origins.h"
 #include "bind.h"
 #include "block_type.h"
-#include "leases.h"
 #include "module.h"
 
 namespace torchext::python {
 
 namespace {
 
-// The state of the threads inside is in mode_blocks.h. So one object can be entered again while it is open, and on
-// several threads at once.
 struct InferenceBlock {
-  PyObject_HEAD BlockOwner owner;
-  ModeBlock kind;
-  bool is_traced;
+  static constexpr bool kBindsItself = false;
+
+  InferenceBlock(ModeBlock its_kind, bool traces) : kind{its_kind}, is_traced{traces} {}
+  C10_DISABLE_COPY_AND_ASSIGN(InferenceBlock);
+  ~InferenceBlock() {
+    abandonModeBlocks(owner);
+  }
+
+  void enter() const {
+    enterTracedBlock(owner, kind, is_traced);
+  }
+  void leave() const {
+    leaveModeBlock(owner);
+  }
+  static bool notify(PyObject* /*self*/, bool /*is_entered*/) noexcept {
+    return true;
+  }
+
+  const ModeBlock kind;
+  const bool is_traced;
+  const BlockOwner owner = newBlockOwner();
 };
 
-InferenceBlock* asBlock(PyObject* self) {
-  return reinterpret_cast<InferenceBlock*>(self);
-}
-
-PyObject* newBlock(PyTypeObject* type, ModeBlock kind, bool is_traced = false) {
-  PyObject* self = type->tp_alloc(type, 0);
-  if (self != nullptr) {
-    asBlock(self)->owner = newBlockOwner();
-    asBlock(self)->kind = kind;
-    asBlock(self)->is_traced = is_traced;
-  }
-  return self;
-}
-
-void deallocateBlock(PyObject* self) {
-  abandonModeBlocks(asBlock(self)->owner);
-  freeBlock(self);
-}
-
-PyObject* enterBlock(PyObject* self, PyObject* /*unused*/) {
-  HANDLE_TH_ERRORS
-  enterTracedBlock(asBlock(self)->owner, asBlock(self)->kind, asBlock(self)->is_traced);
-  if (!settleLeases()) {
-    leaveModeBlock(asBlock(self)->owner);
-    return nullptr;
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-// Ignores the arguments, which describe an exception.
-PyObject* leaveBlock(PyObject* self, PyObject* const* /*unused*/, Py_ssize_t /*unused*/) {
-  HANDLE_TH_ERRORS
-  leaveModeBlock(asBlock(self)->owner);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
+PyObject* newInference(PyTypeObject* type, ModeBlock kind, bool is_traced) {
+  return newBlock<InferenceBlock>(type, kind, is_traced);
 }
 
 PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -69,10 +50,10 @@ PyObject* newInferenceBlock(PyTypeObject* type, PyObject* args, PyObject* kwargs
     return nullptr;
   }
   if (PyBool_Check(mode)) {
-    return newBlock(type, mode == Py_True ? ModeBlock::kInference : ModeBlock::kNoInference, is_traced != 0);
+    return newInference(type, mode == Py_True ? ModeBlock::kInference : ModeBlock::kNoInference, is_traced != 0);
   }
   if (PyCallable_Check(mode) != 0) {
-    return decorateWith(newBlock(type, ModeBlock::kInference, is_traced != 0), mode);
+    return decorateWith(newInference(type, ModeBlock::kInference, is_traced != 0), mode);
   }
   return PyErr_Format(PyExc_TypeError,
                       "inference_mode() takes True, False or a function to decorate, but `mode` is a %s.",
@@ -83,30 +64,28 @@ PyObject* newNormalTensorsBlock(PyTypeObject* type, PyObject* args, PyObject* kw
   if (PyTuple_GET_SIZE(args) != 0 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0)) {
     return PyErr_Format(PyExc_TypeError, "normal_tensors() takes no arguments.");
   }
-  return newBlock(type, ModeBlock::kNormalTensors);
+  return newInference(type, ModeBlock::kNormalTensors, /*is_traced=*/false);
 }
 
 PyObject* modeOf(PyObject* self, void* /*unused*/) {
-  return PyBool_FromLong(asBlock(self)->kind == ModeBlock::kInference ? 1 : 0);
+  return PyBool_FromLong(blockOf<InferenceBlock>(self).kind == ModeBlock::kInference ? 1 : 0);
 }
 
 PyObject* traceOf(PyObject* self, void* /*unused*/) {
-  return PyBool_FromLong(asBlock(self)->is_traced ? 1 : 0);
+  return PyBool_FromLong(blockOf<InferenceBlock>(self).is_traced ? 1 : 0);
 }
 
 void addTypes(pybind11::module_& module) {
   static PyMethodDef methods[] = {
-      {"__enter__", &enterBlock, METH_NOARGS, nullptr}, exitMethod(&leaveBlock), {nullptr, nullptr, 0, nullptr}};
+      enterMethod<InferenceBlock>(), exitMethod<InferenceBlock>(), {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef properties[] = {{"mode", &modeOf, nullptr, nullptr, nullptr},
                                      {"trace", &traceOf, nullptr, nullptr, nullptr},
                                      {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  constexpr int kSize = sizeof(InferenceBlock);
-  addBlockType(module, "InferenceBlock",
-               {"torchext._C.InferenceBlock", kSize, &newInferenceBlock, &deallocateBlock,
-                static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties)});
-  addBlockType(module, "NormalTensorsBlock",
-               {"torchext._C.NormalTensorsBlock", kSize, &newNormalTensorsBlock, &deallocateBlock,
-                static_cast<PyMethodDef*>(methods)});
+  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
+  addBlockType<InferenceBlock>(module, "InferenceBlock", "torchext._C.InferenceBlock", &newInferenceBlock,
+                               static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(properties));
+  addBlockType<InferenceBlock>(module, "NormalTensorsBlock", "torchext._C.NormalTensorsBlock", &newNormalTensorsBlock,
+                               static_cast<PyMethodDef*>(methods), static_cast<PyGetSetDef*>(none));
 }
 
 }  // namespace

@@ -173,12 +173,8 @@ Prediction predictFakeOnTheWay(const PredictedCall& call,
   }
 }
 
-std::string predictRecorderOf(const PredictedCall& call, c10::DispatchKeySet keys) {
-  return nameOf<RecorderOutcome::kRecords>(predictRecorder(call.op, keys, call.arguments), kRecorderOutcomes);
-}
-
-std::string predictRecorderBelow(const PredictedCall& call, c10::DispatchKeySet keys) {
-  return nameOf<RecorderOutcome::kRecords>(predictRecorderBelowAutograd(call.op, keys, call.arguments),
+std::string predictRecorderOf(const PredictedCall& call, c10::DispatchKeySet keys, bool is_below_autograd) {
+  return nameOf<RecorderOutcome::kRecords>(predictRecorder(call.op, keys, call.arguments, is_below_autograd),
                                            kRecorderOutcomes);
 }
 
@@ -196,8 +192,8 @@ void bindPredictedCall(pybind11::module_& module) {
       .def("table_entry", torch::wrap_pybind_function(tableEntry))
       .def("missing_kernel_message", torch::wrap_pybind_function(missingKernelMessage))
       .def("predict_fake", torch::wrap_pybind_function(predictFakeOnTheWay))
-      .def("predict_recorder", torch::wrap_pybind_function(predictRecorderOf))
-      .def("predict_recorder_below_autograd", torch::wrap_pybind_function(predictRecorderBelow))
+      .def("predict_recorder", torch::wrap_pybind_function(predictRecorderOf), pybind11::arg("keys"),
+           pybind11::arg("is_below_autograd"))
       .def("predict_amp", torch::wrap_pybind_function(predictAmpOf));
 }
 

@@ -26,21 +26,9 @@ std::array<PyObject*, kNames.size()>& objects() noexcept {
   return all;
 }
 
-PyObject*& slotOf(Provided what) noexcept {
-  return objects().at(static_cast<std::size_t>(what));
-}
-
-Provided classOf(ErrorKind kind) noexcept {
-  switch (kind) {
-    case ErrorKind::kDataDependent:
-      return Provided::kDataDependentError;
-    case ErrorKind::kUnsupportedOperator:
-      return Provided::kUnsupportedOperatorError;
-    case ErrorKind::kMaterialization:
-      break;
-  }
-  return Provided::kMaterializationError;
-}
+// In the order of ErrorKind.
+constexpr std::array<Provided, kErrorKinds> kClasses{Provided::kDataDependentError, Provided::kUnsupportedOperatorError,
+                                                     Provided::kMaterializationError};
 
 void provide(const std::string& name, const pybind11::object& value) {
   const auto* const found = std::find(kNames.begin(), kNames.end(), name);
@@ -128,7 +116,7 @@ class Python final : public Interpreter {
 
   void raise(ErrorKind kind, const std::string& message) const override {
     const pybind11::gil_scoped_acquire gil;
-    PyObject* type = provided(classOf(kind));
+    PyObject* type = provided(kClasses.at(static_cast<std::size_t>(kind)));
     if (type != nullptr) {
       PyErr_SetString(type, message.c_str());
       throwPythonError();
@@ -153,11 +141,7 @@ class Python final : public Interpreter {
 }  // namespace
 
 PyObject* provided(Provided what) noexcept {
-  return slotOf(what);
-}
-
-void raiseInPython(ErrorKind kind, const c10::Error& error) {
-  Python{}.raise(kind, error.what_without_backtrace());
+  return objects().at(static_cast<std::size_t>(what));
 }
 
 void bindInterpreter(pybind11::module_& module) {

@@ -8,8 +8,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include "../core/fake/calls/errors.h"
-
 namespace torchext::python {
 
 enum class Provided : std::uint8_t {
@@ -29,20 +27,6 @@ enum class Provided : std::uint8_t {
 
 // Returns null before the object is provided. Held for the life of the process.
 PyObject* provided(Provided what) noexcept;
-
-// Raises `error` as an instance of the Python class for `kind`.
-void raiseInPython(ErrorKind kind, const c10::Error& error);
-
-// Calls `run`. Errors of the core in computing a deferred tensor get their Python class.
-template <typename Function>
-auto raisingOwnClass(const Function& run) {
-  try {
-    return run();
-  } catch (const MaterializationError& error) {
-    raiseInPython(ErrorKind::kMaterialization, error);
-    throw;
-  }
-}
 
 // Adds `provide()` to the module, and makes Python the interpreter of the core.
 void bindInterpreter(pybind11::module_& module);

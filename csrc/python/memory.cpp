@@ -223,16 +223,11 @@ std::int32_t memoryNumber(const at::Tensor& tensor) {
   return number;
 }
 
-DeviceMemory& memoryOfPool(std::int64_t device) {
-  return DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
-}
-
-void leavePool(std::int64_t device, PoolId id) {
-  memoryOfPool(device).leavePool(id);
-}
-
-void releasePool(std::int64_t device, PoolId id) {
-  memoryOfPool(device).releasePool(id);
+// Leaves or releases a pool, which may happen after the fake devices were replaced.
+template <void (CachingAllocator::*kEnd)(PoolId)>
+void endPool(std::int64_t device, PoolId id) {
+  DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(device)})
+      .withEarlierAllocator([id](CachingAllocator& allocator) { (allocator.*kEnd)(id); });
 }
 
 template <typename Row>
@@ -285,8 +280,8 @@ void bindMemory(py::module_& module) {
   bind(module, "cuda_enter_pool", [](std::int64_t device, PoolId id) {
     memoryOf(device).withAllocator([id](auto& allocator) { allocator.enterPool(id); });
   });
-  bind(module, "cuda_leave_pool", leavePool);
-  bind(module, "cuda_release_pool", releasePool);
+  bind(module, "cuda_leave_pool", endPool<&CachingAllocator::leavePool>);
+  bind(module, "cuda_release_pool", endPool<&CachingAllocator::releasePool>);
   bind(module, "cuda_set_memory_fraction", [](double fraction, std::int64_t device) {
     memoryOf(device).withAllocator([fraction](auto& allocator) { allocator.setMemoryFraction(fraction); });
   });

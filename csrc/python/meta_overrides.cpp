@@ -73,7 +73,7 @@ Stack asStack(const OperatorHandle& op, const py::tuple& values) {
 class Runner {
  public:
   Runner(const OperatorHandle& op, const Stack& stack, CallOnStack call)
-      : op_{op}, arguments_(topOf(stack, op.schema().arguments().size()).vec()), call_{call} {}
+      : op_{op}, arguments_(argumentsOf(op, stack).vec()), call_{call} {}
 
   // Takes arguments that replace those of the call, by name.
   py::tuple run(const py::dict& changed) {
@@ -119,8 +119,7 @@ py::tuple callOverride(const py::object& function, const OperatorHandle& op, con
   const auto end = c10::make_scope_exit([&runner] { runner->end(); });
   const py::cpp_function run{[runner](const py::dict& changed) { return runner->run(changed); }};
   try {
-    return function(
-        overrides().call(deviceOfMetaCall().value(), asDict(op, topOf(stack, op.schema().arguments().size())), run));
+    return function(overrides().call(deviceOfMetaCall().value(), asDict(op, argumentsOf(op, stack)), run));
   } catch (const py::error_already_set&) {
     runner->rethrow();
     throw;
@@ -140,8 +139,7 @@ void callMeta(const OperatorHandle& op, Stack& stack, CallOnStack call) {
   const py::gil_scoped_acquire gil;
   const UntracedGuard untraced;
   Stack results = asStack(op, callOverride(*function, op, stack, call));
-  torch::jit::drop(stack, op.schema().arguments().size());
-  std::move(results.begin(), results.end(), std::back_inserter(stack));
+  replaceTop(stack, op.schema().arguments().size(), std::move(results));
 }
 
 void complete(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {

@@ -120,49 +120,29 @@ bool isAboutCall(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwa
   return false;
 }
 
-// CPython may write to the array before the arguments: `PY_VECTORCALL_ARGUMENTS_OFFSET`.
+// The caller holds the arguments. `keywords` is null, or a dictionary, or the names of the last values in `args`, which
+// follow `count` positional ones.
 PyObject* callReplacement(
-    const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keyword_names) {
-  const auto keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
-  std::vector<PyObject*> all{nullptr};
-  all.reserve(toSize(count + keywords) + 2);
+    const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const bool is_dict = keywords != nullptr && PyDict_Check(keywords);
+  const auto named = keywords == nullptr || is_dict ? 0 : PyTuple_GET_SIZE(keywords);
+  std::vector<PyObject*> all{nullptr};  // CPython may write to it: `PY_VECTORCALL_ARGUMENTS_OFFSET`
+  all.reserve(toSize(count + named) + 2);
   if (slot.passes_self) {
     all.push_back(self);
   }
-  all.insert(all.end(), args, args + count + keywords);
-  const auto positional = all.size() - 1 - toSize(keywords);
+  all.insert(all.end(), args, args + count + named);
+  const auto positional = (all.size() - 1 - toSize(named)) | PY_VECTORCALL_ARGUMENTS_OFFSET;
   PyObject* const called = slot.called;
   Py_INCREF(called);  // may be restored during the call
-  PyObject* result =
-      PyObject_Vectorcall(called, all.data() + 1, positional | PY_VECTORCALL_ARGUMENTS_OFFSET, keyword_names);
+  const auto call = is_dict ? &PyObject_VectorcallDict : &PyObject_Vectorcall;
+  PyObject* result = call(called, all.data() + 1, positional, keywords);
   Py_DECREF(called);
   return result;
 }
 
 PyObject* callReplacement(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwargs) {
-  PyObject* all = args;
-  if (slot.passes_self) {
-    const Py_ssize_t count = PyTuple_GET_SIZE(args);
-    all = PyTuple_New(count + 1);
-    if (all == nullptr) {
-      return nullptr;
-    }
-    Py_INCREF(self);
-    PyTuple_SET_ITEM(all, 0, self);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* const argument = PyTuple_GET_ITEM(args, i);
-      Py_INCREF(argument);
-      PyTuple_SET_ITEM(all, i + 1, argument);
-    }
-  } else {
-    Py_INCREF(all);
-  }
-  PyObject* const called = slot.called;
-  Py_INCREF(called);
-  PyObject* result = PyObject_Call(called, all, kwargs);
-  Py_DECREF(called);
-  Py_DECREF(all);
-  return result;
+  return callReplacement(slot, self, reinterpret_cast<PyTupleObject*>(args)->ob_item, PyTuple_GET_SIZE(args), kwargs);
 }
 
 using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);

@@ -20,12 +20,12 @@
 #include "../core/deferred_init/random/tape.h"
 #include "../core/deferred_init/replay/replay.h"
 #include "../core/deferred_init/state/real_dispatch.h"
+#include "../core/fake/calls/errors.h"
 #include "../core/fake/calls/op_traits.h"
 #include "../extensions/parts/value_parts.h"
 #include "../extensions/placement/retained.h"
 #include "../libraries/support/locks.h"
 #include "bind.h"
-#include "interpreter.h"
 #include "module.h"
 
 namespace py = pybind11;
@@ -285,7 +285,7 @@ py::tuple readRecordings(const Tensors& tensors, bool uses_computed, bool measur
   std::vector<double> seconds;
   if (measures) {
     const py::gil_scoped_release no_gil;
-    seconds = raisingOwnClass([&replay] { return replay.runAndDrop(); });
+    seconds = translatingFailures([&replay] { return replay.runAndDrop(); });
   }
   return py::make_tuple(operators, shown, needs, seconds);
 }

@@ -212,7 +212,7 @@ class Walk:
         return turn, comment or _first_sentence(details)
 
     def _follow_recorder(self) -> _Turn:
-        decision = self._call.predict_recorder(self._keys)
+        decision = self._call.predict_recorder(self._keys, is_below_autograd=False)
         if decision == "passes on":
             self._keys = self._keys.add("Fake")
         elif decision == "passes on below":
@@ -221,7 +221,7 @@ class Walk:
 
     def _follow_recorder_below_autograd(self) -> _Turn:
         """See NOTE [Recording below autograd]."""
-        decision = self._call.predict_recorder_below_autograd(self._keys)
+        decision = self._call.predict_recorder(self._keys, is_below_autograd=True)
         if decision in _RECORDER_TURNS_BELOW_AUTOGRAD:
             self._excluded = self._excluded.add("Fake")
             return _RECORDER_TURNS_BELOW_AUTOGRAD[decision]

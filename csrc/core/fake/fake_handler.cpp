@@ -1,7 +1,6 @@
 #include "fake_handler.h"
 
 #include <exception>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,7 +88,6 @@ class FakeCall {
   FakeDecision predict();
 
  private:
-  void inspectArguments(const CallKey& key);
   void inspectTensor(const Tensor& tensor);
 
   // Properties of the call.
@@ -104,7 +102,7 @@ class FakeCall {
 
   // Functions that carry out the decision.
   bool tryCached(const CallKey& key);
-  std::shared_ptr<const ResultRecipe> recompute(const CallKey& key) const;
+  std::shared_ptr<const ResultRecipe> recompute() const;
   void carryOut(const FakeDecision& decision, const CallKey* key);
   void runOnRealTensors();
   void liftConstant();
@@ -112,9 +110,7 @@ class FakeCall {
   void decompose();
   void runOnMetaAndCache(const MetaPlan& plan, const CallKey& key);
   std::shared_ptr<const KernelScratch> scratchOf(c10::ArrayRef<IValue> results) const;
-  template <typename Values>
-  void replaceArguments(Values results);
-  void followValues(c10::ArrayRef<IValue> results, bool makes_values) const;
+  void finish(Results results, bool makes_values);
   bool makesValues(c10::ArrayRef<IValue> results) const;
   void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const;
 
@@ -126,14 +122,9 @@ class FakeCall {
   const DispatchKeySet keys_;
   Stack& stack_;
   const std::size_t num_arguments_;
+  CallTensors tensors_;
   ArgumentFacts facts_;
 };
-
-template <typename Values>
-void FakeCall::replaceArguments(Values results) {
-  torch::jit::drop(stack_, num_arguments_);
-  std::move(results.begin(), results.end(), std::back_inserter(stack_));
-}
 
 void FakeCall::run() {
   if (const auto outcome = decideEarly()) {
@@ -142,7 +133,11 @@ void FakeCall::run() {
   }
   hooks().values.prepare(op_, stack_, /*is_prediction=*/false);
   const CallKey key{op_, stack_};
-  inspectArguments(key);
+  const auto tensors_without_key = key.isComplete() ? DistinctTensors{} : distinctTensors(arguments());
+  tensors_ = key.isComplete() ? key.tensors() : CallTensors{tensors_without_key};
+  for (const Tensor* tensor : tensors_) {
+    inspectTensor(*tensor);
+  }
   const Followers followers{op_, stack_, [this] { return kernelToDecomposeWith().has_value(); }};
   const bool may_be_cached = facts_.has_fake || isFakeMode();
   try {
@@ -252,16 +247,6 @@ std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
   return kernelForSeveralDevices(op_, arguments());
 }
 
-void FakeCall::inspectArguments(const CallKey& key) {
-  if (key.isComplete()) {
-    for (const Tensor* tensor : key.tensors()) {
-      inspectTensor(*tensor);
-    }
-  } else {
-    forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) { inspectTensor(tensor); });
-  }
-}
-
 void FakeCall::inspectTensor(const Tensor& tensor) {
   if (isFake(tensor)) {
     facts_.has_fake = true;
@@ -287,13 +272,13 @@ bool FakeCall::concernsFakes() const {
 bool FakeCall::tryCached(const CallKey& key) {
   const auto recipe = metadataCache().find(key);
   // While recording, the recorder may run the call for real.
-  if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(key.tensors())) {
+  if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(tensors_)) {
     return false;
   }
   if (!recipe->refuses() && !recipe->changesArguments() && hooks().hit_checks.areDue()) {
     hooks().hit_checks.check(op_, *recipe, [&] {
       try {
-        return recompute(key);
+        return recompute();
       } catch (const UnsupportedOperatorError&) {
         // While recording, operators without a Meta kernel are run for real instead of on zeros.
         if (!isRecording()) {
@@ -303,27 +288,26 @@ bool FakeCall::tryCached(const CallKey& key) {
       }
     });
   }
-  Results results = recipe->make(key.tensors());
+  Results results = recipe->make(tensors_);
   countMemory(recipe->scratch(), results);
-  followValues(results, recipe->makesValues());
-  replaceArguments(std::move(results));
+  finish(std::move(results), recipe->makesValues());
   return true;
 }
 
 // Describes a cached call again: NOTE [Checking hits]. Not called for recipes that resize.
-std::shared_ptr<const ResultRecipe> FakeCall::recompute(const CallKey& key) const {
+std::shared_ptr<const ResultRecipe> FakeCall::recompute() const {
   const OwnComputation own;
   const FakeDecision decision = decide();
   if (decision.outcome != FakeOutcome::kRunsOnMeta) {
     return nullptr;
   }
   HeldWarnings warnings;
-  const auto recipe = describeOnMeta(op_, stack_, key.tensors(), decision.plan);
+  const auto recipe = describeOnMeta(op_, stack_, tensors_, decision.plan);
   if (!recipe->isRepeatable() || recipe->changesArguments()) {
     warnings.consume();
     return nullptr;
   }
-  const Results results = recipe->make(key.tensors());
+  const Results results = recipe->make(tensors_);
   recipe->complete(makesValues(results), scratchOf(results));
   takeUncounted();
   warnings.consume();
@@ -374,8 +358,7 @@ void FakeCall::decompose() {
 void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   const OwnComputation own;
   HeldWarnings warnings;
-  const auto tensors = distinctTensors(arguments());
-  const auto recipe = describeOnMeta(op_, stack_, tensors, plan);
+  const auto recipe = describeOnMeta(op_, stack_, tensors_, plan);
   const auto remember = [&] {
     // A call that warns is not cached, because it must warn again.
     const bool can_be_repeated = key.isComplete() && recipe->isRepeatable() && warnings.isEmpty();
@@ -384,13 +367,12 @@ void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
   if (recipe->refuses()) {
     remember();
   }
-  Results results = recipe->make(tensors);
+  Results results = recipe->make(tensors_);
   const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
   recipe->complete(makesValues(results), scratchOf(results));
   countCall(op_, arguments(), recipe->scratch(), results, has_new);
   remember();
-  followValues(results, recipe->makesValues());
-  replaceArguments(std::move(results));
+  finish(std::move(results), recipe->makesValues());
 }
 
 std::shared_ptr<const KernelScratch> FakeCall::scratchOf(c10::ArrayRef<IValue> results) const {
@@ -403,10 +385,13 @@ void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> r
   countCall(op_, arguments(), scratch, results, takeUncounted());
 }
 
-// Recorded calls make no values.
-void FakeCall::followValues(c10::ArrayRef<IValue> results, bool makes_values) const {
-  const OwnComputation own;
-  hooks().values.follow(op_, arguments(), results, facts_, makes_values && !isRecording() && isFakeMode());
+// Makes values, except for recorded calls, and replaces the arguments by the results.
+void FakeCall::finish(Results results, bool makes_values) {
+  {
+    const OwnComputation own;
+    hooks().values.follow(op_, arguments(), results, facts_, makes_values && !isRecording() && isFakeMode());
+  }
+  replaceTop(stack_, num_arguments_, std::move(results));
 }
 
 bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {

@@ -15,7 +15,8 @@ namespace torchext {
 // The backend fallback of the `Fake` key: runs the operator for its metadata only. See csrc/README.md.
 void fakeFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// The ways in which the fallback handles a call that is not in the metadata cache.
+// The ways in which the fallback handles a call without a recipe of the metadata cache. The first two are decided
+// before the cache lookup.
 enum class FakeOutcome : std::uint8_t {
   kPassesOn,    // passes it on to the keys below, because Python comes first (before 2.13)
   kRecords,     // passes it to the recorder of deferred_init: NOTE [Calls of handlers]

@@ -7,12 +7,13 @@
 // pointer is null: one comparison. The core also works without extensions, but refuses more calls and is slower. Then
 // some errors are missing, metadata may differ from those of real tensors, and calls on other ranks are ordinary calls.
 //
-// Hooks are set while the library is loaded (`extensions/registration.cpp`), and never change afterwards, so no lock
-// guards them. The core calls them on any thread that runs operators, with and without the lock of the interpreter, and
-// holds none of our locks unless a comment names one. The error of a hook ends the call as an error of its kernel
-// would.
+// Hooks are set while the library is loaded (`extensions/registration.cpp`), so no lock guards them. Only functions may
+// also be set later, once. The core calls them on any thread that runs operators, with and without the lock of the
+// interpreter, and holds none of our locks unless a comment names one. The error of a hook ends the call as an error of
+// its kernel would.
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -62,11 +63,12 @@ class Hook<Result(Parameters...)> {
     return function_ != nullptr;
   }
   Result operator()(Parameters... parameters) const {
-    return function_ == nullptr ? Result() : function_(std::forward<Parameters>(parameters)...);
+    const Pointer function = function_.load(std::memory_order_relaxed);
+    return function == nullptr ? Result() : function(std::forward<Parameters>(parameters)...);
   }
 
  private:
-  Pointer function_ = nullptr;
+  std::atomic<Pointer> function_{nullptr};
 };
 
 // ---- Calls on fakes ----
@@ -466,7 +468,8 @@ using MaterializeTensors = Hook<bool(at::ArrayRef<at::Tensor> tensors)>;
 
 // Additions of extensions to the guards of the core, on the calling thread.
 struct GuardAdditions {
-  // Inference mode saves and restores whether the thread traces origins of inference tensors. Both raise nothing.
+  // Inference mode saves and restores whether the thread traces origins of inference tensors. Both raise nothing. Set
+  // when a program first traces: inference blocks are entered often.
   Hook<bool()> tracesOrigins;
   Hook<void(bool traces)> traceOrigins;
   // Called for each self-cleaning region. Without an extension, such a region is an error. `endCleaning()` raises

@@ -20,93 +20,79 @@ using c10::impl::OperatorEntry;
 
 namespace {
 
-// An explicit instantiation may name private members ([temp.spec]). If PyTorch removes one of these names, this file
-// does not compile.
+namespace opened {
+
+// An explicit instantiation may name private members ([temp.spec]): `memberOf(opened::NAME{})` returns a pointer to
+// one. If PyTorch removes one of them, this file does not compile.
+template <typename Name, auto Member>
+struct Open {
+  friend constexpr auto memberOf(Name /*unused*/) {
+    return Member;
+  }
+};
+
+struct Definition {
+  friend constexpr auto memberOf(Definition);
+};
+template struct Open<Definition, &OperatorHandle::operatorDef_>;
+
+struct Table {
+  friend constexpr auto memberOf(Table);
+};
+template struct Open<Table, &OperatorEntry::dispatchTable_>;
+
+struct Computation {
+  friend constexpr auto memberOf(Computation);
+};
+template struct Open<Computation, &OperatorEntry::computeDispatchTableEntryWithDebug>;
+
+struct Registrations {
+  friend constexpr auto memberOf(Registrations);
+};
+template struct Open<Registrations, &OperatorEntry::kernels_>;
+
+struct Boxed {
+  friend constexpr auto memberOf(Boxed);
+};
+template struct Open<Boxed, &KernelFunction::boxed_kernel_func_>;
+
+struct Functor {
+  friend constexpr auto memberOf(Functor);
+};
+template struct Open<Functor, &c10::BoxedKernel::functor_>;
+
+struct Fallbacks {
+  friend constexpr auto memberOf(Fallbacks);
+};
+template struct Open<Fallbacks, &Dispatcher::backendFallbackKernels_>;
+
+struct Removal {
+  friend constexpr auto memberOf(Removal);
+};
+template struct Open<Removal, &Dispatcher::deregisterFallback_>;
+
+struct Guard {
+  friend constexpr auto memberOf(Guard);
+};
+template struct Open<Guard, &Dispatcher::guard_>;
+
+}  // namespace opened
 
 // OperatorHandle returns its kernels only as a SafeKernelFunction. Making one copies the kernel, allocates, and prints
 // a description.
-template <auto Member>
-struct PrivateDefinition {
-  friend const OperatorEntry& entryOf(const OperatorHandle& op) {
-    return (op.*Member)->op;
-  }
-};
-template struct PrivateDefinition<&OperatorHandle::operatorDef_>;
-const OperatorEntry& entryOf(const OperatorHandle& op);
-
-template <auto Member>
-struct PrivateTable {
-  friend const KernelFunction* tableOf(const OperatorEntry& op) {
-    return (op.*Member).data();
-  }
-};
-template struct PrivateTable<&OperatorEntry::dispatchTable_>;
-const KernelFunction* tableOf(const OperatorEntry& op);
+const OperatorEntry& entryOf(const OperatorHandle& op) {
+  return (op.*memberOf(opened::Definition{}))->op;
+}
 
 // PyTorch exposes the origin of an entry only in `dumpComputedTable()`, as text about all keys. This is the function
 // that it calls.
-template <auto Member>
-struct PrivateComputation {
-  friend std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key) {
-    return (op.*Member)(Dispatcher::singleton(), key);
-  }
-};
-template struct PrivateComputation<&OperatorEntry::computeDispatchTableEntryWithDebug>;
-std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key);
+std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key) {
+  return (op.*memberOf(opened::Computation{}))(Dispatcher::singleton(), key);
+}
 
-template <auto Member>
-struct PrivateKernels {
-  friend const auto& registrationsOf(const OperatorEntry& op) {
-    return op.*Member;
-  }
-};
-template struct PrivateKernels<&OperatorEntry::kernels_>;
-const auto& registrationsOf(const OperatorEntry& op);
-
-template <auto Member>
-struct PrivateBoxedKernel {
-  friend const c10::BoxedKernel& boxedOf(const KernelFunction& kernel) {
-    return kernel.*Member;
-  }
-};
-template struct PrivateBoxedKernel<&KernelFunction::boxed_kernel_func_>;
-const c10::BoxedKernel& boxedOf(const KernelFunction& kernel);
-
-template <auto Member>
-struct PrivateFunctor {
-  friend const c10::OperatorKernel* functorOf(const c10::BoxedKernel& kernel) {
-    return (kernel.*Member).get();
-  }
-};
-template struct PrivateFunctor<&c10::BoxedKernel::functor_>;
-const c10::OperatorKernel* functorOf(const c10::BoxedKernel& kernel);
-
-template <auto Member>
-struct PrivateFallbacks {
-  friend const AnnotatedKernel& fallbackAt(Dispatcher& dispatcher, std::size_t index) {
-    return (dispatcher.*Member).at(index);
-  }
-};
-template struct PrivateFallbacks<&Dispatcher::backendFallbackKernels_>;
-const AnnotatedKernel& fallbackAt(Dispatcher& dispatcher, std::size_t index);
-
-template <auto Member>
-struct PrivateRemoval {
-  friend void deregisterFallback(Dispatcher& dispatcher, DispatchKey key) {
-    (dispatcher.*Member)(key);
-  }
-};
-template struct PrivateRemoval<&Dispatcher::deregisterFallback_>;
-void deregisterFallback(Dispatcher& dispatcher, DispatchKey key);
-
-template <auto Member>
-struct PrivateGuard {
-  friend std::mutex& mutexOf(Dispatcher& dispatcher) {
-    return (dispatcher.*Member)->mutex;
-  }
-};
-template struct PrivateGuard<&Dispatcher::guard_>;
-std::mutex& mutexOf(Dispatcher& dispatcher);
+const c10::OperatorKernel* functorOf(const KernelFunction& kernel) {
+  return (kernel.*memberOf(opened::Boxed{}).*memberOf(opened::Functor{})).get();
+}
 
 }  // namespace
 
@@ -128,7 +114,7 @@ const KernelFunction& kernelOf(const OperatorHandle& op, DispatchKey key) {
 
 const KernelFunction& KernelSlot::of(const OperatorHandle& op) const {
   static const KernelFunction none;
-  const KernelFunction& kernel = tableOf(entryOf(op))[index_];
+  const KernelFunction& kernel = (entryOf(op).*memberOf(opened::Table{})).data()[index_];
   return kernel.isValid() ? kernel : none;
 }
 
@@ -171,14 +157,14 @@ bool isKernelOfPyTorch(const OperatorHandle& op, DispatchKey key) {
 
 // Kernels registered through torch.library are instances of `PythonKernelHolder`, which no header declares.
 bool isPythonKernel(const KernelFunction& kernel) {
-  const c10::OperatorKernel* functor = functorOf(boxedOf(kernel));
+  const c10::OperatorKernel* functor = functorOf(kernel);
   return functor != nullptr &&
          std::string_view{typeid(*functor).name()}.find("PythonKernelHolder") != std::string::npos;
 }
 
 // The most recent registration is the first.
 KernelFunction overriddenKernelOf(const OperatorHandle& op, DispatchKey key) {
-  const auto& registrations = registrationsOf(entryOf(op));
+  const auto& registrations = entryOf(op).*memberOf(opened::Registrations{});
   const auto found = registrations.find(key);
   if (found == registrations.end() || found->second.size() != 2 || !isKernelOfPyTorch(op, key) ||
       !isPythonKernel(found->second.front().kernel)) {
@@ -190,9 +176,9 @@ KernelFunction overriddenKernelOf(const OperatorHandle& op, DispatchKey key) {
 
 RegisteredKernel fallbackOf(DispatchKey key) {
   Dispatcher& dispatcher = Dispatcher::singleton();
-  const std::lock_guard lock(mutexOf(dispatcher));
+  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
   const auto index = static_cast<std::size_t>(c10::getDispatchTableIndexForDispatchKey(key));
-  const AnnotatedKernel& found = fallbackAt(dispatcher, index);
+  const AnnotatedKernel& found = (dispatcher.*memberOf(opened::Fallbacks{})).at(index);
   return {found.kernel, found.debug};
 }
 
@@ -200,8 +186,8 @@ RegisteredKernel fallbackOf(DispatchKey key) {
 // registered the fallback has that object.
 void removeFallback(DispatchKey key) {
   Dispatcher& dispatcher = Dispatcher::singleton();
-  const std::lock_guard lock(mutexOf(dispatcher));
-  deregisterFallback(dispatcher, key);
+  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
+  (dispatcher.*memberOf(opened::Removal{}))(key);
 }
 
 // Compares private and public functions: the public `lookup()` must find the entry behind the private name, and the
@@ -214,9 +200,9 @@ bool testOperatorEntry(bool is_broken) {
   return entry.operator_name() == op.operator_name() && std::string_view{reason} == "kernel" &&
          identityOf(kernel.kernel) == identityOf(entry.lookup(c10::DispatchKeySet{DispatchKey::CPU})) &&
          identityOf(kernelOf(op, DispatchKey::CPU)) == identityOf(kernel.kernel) &&
-         identityOf(registrationsOf(entry).at(DispatchKey::Meta).front().kernel) ==
+         identityOf((entry.*memberOf(opened::Registrations{})).at(DispatchKey::Meta).front().kernel) ==
              identityOf(kernelOf(op, DispatchKey::Meta)) &&
-         functorOf(boxedOf(KernelFunction{})) == nullptr;
+         functorOf(KernelFunction{}) == nullptr;
 }
 
 // The public function returns whether a fallback exists.

@@ -10,6 +10,7 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 
 #include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
@@ -17,6 +18,7 @@
 #include "../../core/torch_internals/autocast_mode.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
+#include "../marks/marks_key.h"
 #include "amp_tensor.h"
 
 namespace torchext {
@@ -47,18 +49,6 @@ struct Probe {
 };
 
 thread_local Probe probe{nullptr, nullptr};
-
-class ProbeGuard {
- public:
-  ProbeGuard(const std::string& name, ProbeResult& result) : previous_{std::exchange(probe, {&name, &result})} {}
-  C10_DISABLE_COPY_AND_ASSIGN(ProbeGuard);
-  ~ProbeGuard() {
-    probe = previous_;
-  }
-
- private:
-  Probe previous_;
-};
 
 // Ends the call of a probe.
 class ProbeEnded final : public std::exception {};
@@ -143,7 +133,8 @@ std::optional<ProbeResult> probeDtypes(const OperatorHandle& op,
                                        ScalarType others) {
   Stack stack = ProbeArguments{device_type, first, others}.of(op.schema());
   ProbeResult result;
-  const ProbeGuard guard{op.operator_name().name, result};
+  const auto restore = c10::make_scope_exit(
+      [previous = std::exchange(probe, {&op.operator_name().name, &result})] { probe = previous; });
   const MarksDemand demand{MarksFeature::kAmp};
   try {
     op.redispatchBoxed(DispatchKeySet{autocast::get_autocast_dispatch_key_from_device_type(device_type)}, &stack);
@@ -198,14 +189,10 @@ void inspectProbedCall(const OperatorHandle& op, const Stack& stack) {
     return;
   }
   ProbeResult& result = *probe.result;
-  const std::size_t count = op.schema().arguments().size();
-  forEachTensor(stack, count, [&result](const Tensor& tensor) { result.dtypes.push_back(tensor.scalar_type()); });
-  const int position = findArgument(op.schema(), "dtype");
-  if (position >= 0) {
-    const IValue& dtype = torch::jit::peek(stack, toSize(position), count);
-    if (!dtype.isNone()) {
-      result.dtype = dtype.toScalarType();
-    }
+  const auto arguments = argumentsOf(op, stack);
+  forEachTensor(arguments, [&result](const Tensor& tensor) { result.dtypes.push_back(tensor.scalar_type()); });
+  if (const IValue& dtype = argumentNamed(op, arguments, "dtype"); !dtype.isNone()) {
+    result.dtype = dtype.toScalarType();
   }
   throw ProbeEnded{};
 }

@@ -199,7 +199,7 @@ class Synchronization final : public CallHandler {
   std::optional<HandledCall> decide(const OperatorHandle& op,
                                     const Stack& stack,
                                     const ArgumentFacts& facts) const override {
-    const auto arguments = topOf(stack, op.schema().arguments().size());
+    const auto arguments = argumentsOf(op, stack);
     if (!facts.has_fake || communicationOf(op) != Communication::kSynchronizes || isOnFakeBackend(op, arguments) ||
         isInFakeImplementation()) {
       return std::nullopt;
@@ -227,7 +227,7 @@ class CollectiveHandler final : public CallHandler {
     }
     if (communication == Communication::kCollective) {
       try {
-        refuseCollective(op, topOf(stack, op.schema().arguments().size()));
+        refuseCollective(op, argumentsOf(op, stack));
       } catch (const c10::Error&) {
         return HandledCall{std::current_exception()};
       }
@@ -240,7 +240,7 @@ class CollectiveHandler final : public CallHandler {
 
   // Kernels allocate on the device of their arguments, also outside of fake_mode(), and these allocations must be fake.
   void run(const OperatorHandle& op, DispatchKeySet below, Stack& stack) const override {
-    const Stack arguments = topOf(stack, op.schema().arguments().size()).vec();
+    const Stack arguments = argumentsOf(op, stack).vec();
     countCall(op, arguments, /*scratch=*/nullptr, {}, /*has_new=*/false);
     const FakeFactoriesGuard guard;
     op.redispatchBoxed(below, &stack);
@@ -285,7 +285,7 @@ void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     op.redispatchBoxed(below, stack);
     return;
   }
-  const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
+  const Stack arguments = argumentsOf(op, *stack).vec();
   current_observer->observe(op, arguments, [&]() -> ArrayRef<IValue> {
     emptyExchange(op, *stack);
     op.redispatchBoxed(below, stack);
@@ -295,7 +295,7 @@ void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 void handleNestedLists(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const auto arguments = topOf(*stack, op.schema().arguments().size());
+  const auto arguments = argumentsOf(op, *stack);
   if (makeDeferredReal(op, arguments)) {
     op.callBoxed(*stack);  // with the current keys of the tensors
     return;

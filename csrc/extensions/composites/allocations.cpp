@@ -50,7 +50,7 @@ const Tensor& resizeOutput(DispatchKeySet keys,
 
 // The composite kernel prints the values of a tensor that it refuses.
 void meshgridKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  forEachTensor(topOf(*stack, op.schema().arguments().size()), [](const Tensor& tensor) {
+  forEachTensor(argumentsOf(op, *stack), [](const Tensor& tensor) {
     TORCH_CHECK(!isUndeferredFake(tensor) || tensor.dim() <= 1,
                 "torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: [ ", tensor.toString(), "{",
                 c10::Join(",", tensor.sizes()), "} ]");
@@ -91,7 +91,7 @@ void makeOutputsWithMathBitsResizable() {
 // PyTorch's kernels for views of zeros without memory make plain aliases, and since 2.15 refuse fakes of other
 // libraries (`maybe_copy_fake_tensor_metadata()`). Without their key, the handler of fakes makes these views.
 void viewZerosKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const bool is_fake = isFake(torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor());
+  const bool is_fake = isFake(argumentsOf(op, *stack)[0].toTensor());
   const DispatchKeySet passed{is_fake ? DispatchKey::ZeroTensor : DispatchKey::Undefined};
   op.redispatchBoxed((keys & kBelowComposites) - passed, stack);
 }
@@ -112,12 +112,12 @@ void makeResultsOfZerosFake() {
 }  // namespace
 
 void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const FactoriesOfCall guard{topOf(*stack, op.schema().arguments().size())};
+  const FactoriesOfCall guard{argumentsOf(op, *stack)};
   callWithResizableOutputs(op, keys, stack);
 }
 
 void allocatingKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Stack arguments = topOf(*stack, op.schema().arguments().size()).vec();
+  const Stack arguments = argumentsOf(op, *stack).vec();
   const std::size_t bottom = stack->size() - arguments.size();
   try {
     callWithFactoriesOfCall(op, keys, stack);

@@ -63,7 +63,7 @@ Tensor maxPool1d(const Tensor& self,
 // The kernels compare the address of the memory with those of the allocator for pinned memory. A fake has no memory:
 // its storage records that it is pinned.
 void isPinnedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const Tensor& self = argumentsOf(op, *stack)[0].toTensor();
   const bool is_pinned = isFake(self) && self.has_storage() && isPinnedStorage(self.storage());
   op.redispatchBoxed(keys & kBelowComposites, stack);
   stack->back() = is_pinned || stack->back().toBool();
@@ -79,7 +79,7 @@ void recordStream(Tensor& self, c10::Stream stream) {  // NOLINT(google-runtime-
 // Returns the kernel that attention would choose. The kernels below choose by the device of their arguments and read no
 // memory, so they receive the fakes. Meta shadows do not have the claimed device.
 void sdpChoiceKernel(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* stack) {
-  const Tensor& query = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const Tensor& query = argumentsOf(op, *stack)[0].toTensor();
   op.redispatchBoxed(DispatchKeySet{query.is_cpu() ? DispatchKey::CPU : DispatchKey::Meta}, stack);
 }
 
@@ -88,7 +88,7 @@ void sdpChoiceKernel(const OperatorHandle& op, DispatchKeySet /*keys*/, Stack* s
 // acceptable before they compare addresses of weights with those of its buffer (ATen's `try_get_weight_buf()`);
 // PyTorch's own kernels are used instead, as on fake devices.
 void falseForFakesKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (hasTensor(topOf(*stack, op.schema().arguments().size()), isUndeferredFake)) {
+  if (hasTensor(argumentsOf(op, *stack), isUndeferredFake)) {
     replaceArguments(op, *stack, false);
     return;
   }

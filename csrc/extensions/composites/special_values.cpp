@@ -15,7 +15,7 @@ namespace {
 
 // The formula for tangents of `prod` (forward mode) calls `prod_backward()`.
 void prodKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor& self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const Tensor& self = argumentsOf(op, *stack)[0].toTensor();
   const TangentFormula formula{self._fw_grad(/*level=*/0).defined()};
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
@@ -30,7 +30,7 @@ bool isCheckedForSpecialValues(const Tensor& self) {
 
 // `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
 void localScalarKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const Tensor self = argumentsOf(op, *stack)[0].toTensor();
   if (isCheckedForSpecialValues(self)) {
     torch::jit::drop(*stack, 1);
     torch::jit::push(*stack, c10::Scalar{false});
@@ -43,7 +43,7 @@ void localScalarKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* sta
 
 // `prod_backward()` reads the positions of zeros.
 void nonzeroKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  const Tensor self = argumentsOf(op, *stack)[0].toTensor();
   if (isCheckedForSpecialValues(self)) {
     torch::jit::drop(*stack, 1);
     torch::jit::push(*stack, self.new_empty({0, self.dim()}, c10::kLong));

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -92,7 +91,7 @@ void oneHotKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 // Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
 // `svd_backward()`). For fakes it is assumed not to.
 void allcloseKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const auto arguments = topOf(*stack, op.schema().arguments().size());
+  const auto arguments = argumentsOf(op, *stack);
   if (hasTensor(arguments, isUndeferredFake)) {
     const auto answer =
         isInGradientFormula() ? std::optional{true} : assumeEqual(op, arguments[0].toTensor(), arguments[1].toTensor());
@@ -167,8 +166,7 @@ void padPackedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   Stack results = padSequences(data, steps, torch::jit::peek(*stack, 2, count).toBool(),
                                torch::jit::peek(*stack, 3, count).toScalar(),
                                torch::jit::peek(*stack, 4, count).toInt(), kindOf(fake_steps));
-  torch::jit::drop(*stack, count);
-  std::move(results.begin(), results.end(), std::back_inserter(*stack));
+  replaceTop(*stack, count, std::move(results));
 }
 
 }  // namespace

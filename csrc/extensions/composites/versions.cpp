@@ -48,9 +48,7 @@ bool UncountedVersions::concerns(const OperatorHandle& op) {
 std::unique_ptr<CallFollower> UncountedVersions::follow(const OperatorHandle& op,
                                                         const Stack& stack,
                                                         c10::function_ref<bool()> decomposes) {
-  return concerns(op) && !decomposes()
-             ? std::make_unique<UncountedVersions>(op, topOf(stack, op.schema().arguments().size()))
-             : nullptr;
+  return concerns(op) && !decomposes() ? std::make_unique<UncountedVersions>(op, argumentsOf(op, stack)) : nullptr;
 }
 
 UncountedVersions::UncountedVersions(const OperatorHandle& op, ArrayRef<IValue> arguments) {

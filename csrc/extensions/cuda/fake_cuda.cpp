@@ -273,12 +273,10 @@ void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, t
 
 // Composite operators allocate on the device of their arguments, also outside of blocks that make factories fake. Then
 // their calls of `empty()` reach these kernels of the missing backend.
-void registerAllocation() {
+void registerAllocation(torch::Library& library) {
   // On a build with CUDA this replaces kernels that could only fail. PyTorch warns about it.
   const NoWarnings no_warnings;
-  // Leaked: fakes outlive the block that made them.
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  implement<&allocateFake>(*library, {"empty.memory_format", "empty_strided"});
+  implement<&allocateFake>(library, {"empty.memory_format", "empty_strided"});
 }
 
 void raiseNoDevice(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {
@@ -291,13 +289,11 @@ void raiseNoDevice(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, 
 // for backward and the allocations. In a build without CUDA, the dispatcher finds only the composite, also on the
 // autograd keys. These CUDA kernels, which always raise, make the dispatcher find the same entries as in a build with
 // CUDA, so that our handler does not treat the operators as composite.
-void registerOwnKernels() {
-  // Leaked: fakes outlive the block that made them.
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+void registerOwnKernels(torch::Library& library) {
   for (const char* name : {"_fused_rms_norm", "mish_backward", "silu_backward"}) {
     const auto op = c10::Dispatcher::singleton().findOp({std::string{"aten::"} + name, ""});
     if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
-      library->impl(name, torch::CppFunction::makeFromBoxedFunction<&raiseNoDevice>());
+      library.impl(name, torch::CppFunction::makeFromBoxedFunction<&raiseNoDevice>());
     }
   }
 }
@@ -313,8 +309,10 @@ void registerGuard() {
 void standInForCuda() {
   static const bool done = [] {
     cuda_hooks::replace();
-    registerAllocation();
-    registerOwnKernels();
+    // Leaked: fakes outlive the block that made them.
+    static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+    registerAllocation(*library);
+    registerOwnKernels(*library);
     chooseAttentionOnFakeCuda();
     standInForCudaProfiler();
     return true;

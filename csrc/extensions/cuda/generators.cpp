@@ -134,7 +134,7 @@ std::unique_ptr<CallFollower> followFakeCudaDraws(const c10::OperatorHandle& op,
   if (fakeCudaDeviceCount() == 0 || isRecording() || isInFakeImplementation() || !drawsNumbers(op)) {
     return nullptr;
   }
-  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const auto arguments = argumentsOf(op, stack);
   const auto device = cudaDeviceOf(arguments);
   const auto draws = device ? philoxDrawsOf(op, stack, philoxGpuOf(*device)) : std::nullopt;
   if (!draws || draws->offset == 0) {

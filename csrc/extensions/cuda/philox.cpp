@@ -149,38 +149,30 @@ std::int64_t unrollOf(c10::ScalarType dtype) {
   return dtype == c10::kDouble ? 2 : 4;
 }
 
-// A complex number is drawn as two real numbers.
-Draws drawsOfFill(const Tensor& self, std::int64_t unroll, const PhiloxGpu& gpu) {
+// `parts`: the number of values in each element, which a further dimension counts.
+Draws drawsOfFill(const Tensor& self, std::int64_t unroll, const PhiloxGpu& gpu, std::int64_t parts = 1) {
   if (self.is_conj() || self.is_neg()) {
     return std::nullopt;  // PyTorch fills a copy, whose strides may differ
-  }
-  const auto dimensions = dimensionsOf(self.sizes(), self.strides(), toSigned(self.dtype().itemsize()));
-  return self.numel() == 0 ? PhiloxDraws{} : PhiloxDraws{offsetOfFill(dimensions, unroll, gpu), self.numel()};
-}
-
-Draws drawsOfComplexFill(const Tensor& self, const PhiloxGpu& gpu) {
-  const c10::ScalarType dtype = c10::toRealValueType(self.scalar_type());
-  if (self.is_conj() || self.is_neg()) {
-    return std::nullopt;
   }
   if (self.numel() == 0) {
     return PhiloxDraws{};
   }
-  const auto itemsize = static_cast<std::int64_t>(c10::elementSize(dtype));
   c10::DimVector sizes{self.sizes()};
   c10::DimVector strides;
   for (const std::int64_t stride : self.strides()) {
-    strides.push_back(stride * 2);
+    strides.push_back(stride * parts);
   }
-  sizes.push_back(2);
+  sizes.push_back(parts);
   strides.push_back(1);
-  return PhiloxDraws{offsetOfFill(dimensionsOf(sizes, strides, itemsize), unrollOf(dtype), gpu), self.numel() * 2};
+  const auto dimensions = dimensionsOf(sizes, strides, toSigned(self.dtype().itemsize()) / parts);
+  return PhiloxDraws{offsetOfFill(dimensions, unroll, gpu), self.numel() * parts};
 }
 
+// A complex number is drawn as two real numbers.
 Draws drawsOfFloats(const Call& call) {
   const Tensor& self = call.tensor(0);
-  return self.is_complex() ? drawsOfComplexFill(self, call.gpu)
-                           : drawsOfFill(self, unrollOf(self.scalar_type()), call.gpu);
+  const std::int64_t unroll = unrollOf(c10::toRealValueType(self.scalar_type()));
+  return drawsOfFill(self, unroll, call.gpu, self.is_complex() ? 2 : 1);
 }
 
 // ---- Integers ----
@@ -407,7 +399,7 @@ PhiloxGpu philoxGpuOf(c10::Device device) {
 
 std::optional<PhiloxDraws> philoxDrawsOf(const c10::OperatorHandle& op, const Stack& stack, const PhiloxGpu& gpu) {
   const Rule rule = ruleOf(op);
-  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const auto arguments = argumentsOf(op, stack);
   const bool is_known = rule != nullptr && gpu.wave() > 0 && !hasTensor(arguments, [](const Tensor& tensor) {
                           return tensor.layout() != c10::kStrided || tensor.is_nested();
                         });

@@ -25,10 +25,6 @@ struct PhiloxGpu {
   int multiprocessors = 0;
   int threads_per_multiprocessor = 0;
 
-  bool operator==(const PhiloxGpu& other) const noexcept {
-    return multiprocessors == other.multiprocessors && threads_per_multiprocessor == other.threads_per_multiprocessor;
-  }
-
   // Returns the maximum number of elements for which a kernel draws with one thread each. The values of larger tensors
   // differ on a device with more or fewer threads.
   std::int64_t wave() const noexcept;

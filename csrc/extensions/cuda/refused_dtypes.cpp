@@ -149,9 +149,8 @@ std::optional<ScalarType> chosenBy(int chooses_by, const OperatorHandle& op, Arr
     return promoted(op, arguments, chooses_by == kPromotedWithScalars);
   }
   if (chooses_by == kRequested) {
-    const int dtype = findArgument(op.schema(), "dtype");
-    if (dtype >= 0 && arguments[static_cast<std::size_t>(dtype)].isInt()) {
-      return arguments[static_cast<std::size_t>(dtype)].toScalarType();
+    if (const IValue& dtype = argumentNamed(op, arguments, "dtype"); dtype.isInt()) {
+      return dtype.toScalarType();
     }
     chooses_by = 0;
   }

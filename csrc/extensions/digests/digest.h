@@ -18,10 +18,6 @@ struct Digest {
   bool operator==(const Digest& other) const noexcept {
     return low == other.low && high == other.high;
   }
-
-  bool operator!=(const Digest& other) const noexcept {
-    return !(*this == other);
-  }
 };
 
 // Returns the digest of the elements of `tensor`, which must be strided and have memory. Two tensors of the same shape,

@@ -18,6 +18,7 @@
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/kernel_identity.h"
 #include "../../core/torch_internals/self_tests.h"
+#include "../../libraries/support/included_key.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/no_warnings.h"
 #include "../../libraries/support/stack_utils.h"
@@ -86,7 +87,7 @@ bool isInForeignBlock() {
 }
 
 bool isOurs(const OperatorHandle& op, const Stack& stack) {
-  const ArrayRef<IValue> arguments = topOf(stack, op.schema().arguments().size());
+  const ArrayRef<IValue> arguments = argumentsOf(op, stack);
   const Fakes fakes = fakesAmong(arguments);
   if (fakes.ours && fakes.foreign) {
     refuseToMixFakes(op, arguments);
@@ -94,22 +95,10 @@ bool isOurs(const OperatorHandle& op, const Stack& stack) {
   return fakes.ours || (!fakes.foreign && !isInForeignBlock());
 }
 
-// Restores whether the thread includes the `Fake` key. PyTorch's fallback enters the mode of its tensors for a call,
-// and leaving it removes the key from the thread (`FakeTensorModeTLS::reset_state()`), even in our blocks.
-class InclusionGuard {
- public:
-  InclusionGuard() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(InclusionGuard);
-  ~InclusionGuard() {
-    c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, was_included_);
-  }
-
- private:
-  const bool was_included_ = c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake);
-};
-
 void callForeign(const RegisteredKernel& foreign, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const InclusionGuard keeps;
+  // PyTorch's fallback enters the mode of its tensors for a call, and leaving it removes the key from the thread
+  // (`FakeTensorModeTLS::reset_state()`), even in our blocks.
+  const IncludedKey unchanged{DispatchKey::Fake, c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake)};
   if (foreign.kernel.isFallthrough()) {
     op.redispatchBoxed(keys & kBelowFake, stack);
   } else {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include "../../core/fake/cache/result_recipe.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
@@ -85,18 +86,6 @@ thread_local bool is_checking = false;
 
 thread_local bool is_next_checked = false;
 
-// Disables checks within `recompute()`, which may call other operators.
-class CheckingGuard {
- public:
-  CheckingGuard() {
-    is_checking = true;
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(CheckingGuard);
-  ~CheckingGuard() {
-    is_checking = false;
-  }
-};
-
 }  // namespace
 
 double checkHits(double fraction) {
@@ -127,7 +116,8 @@ bool areDue() {
 
 // An error that `recompute()` raises counts as a difference, except for an interrupt, which is passed on.
 void check(const OperatorHandle& op, const ResultRecipe& recipe, RecomputeRecipe recompute) {
-  const CheckingGuard checking;
+  // Disables checks within `recompute()`, which may call other operators.
+  const auto end = c10::make_scope_exit([previous = std::exchange(is_checking, true)] { is_checking = previous; });
   const std::string remembered = RecipeText::of(recipe);
   std::string recomputed = "no results that can be remembered";
   try {

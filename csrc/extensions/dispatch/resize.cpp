@@ -1,12 +1,16 @@
 #include "resize.h"
 
+#include <ATen/ops/resize_ops.h>
+#include <torch/library.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../core/deferred_init/record/recorder.h"
 #include "../../core/hooks/hooks.h"
 
 namespace torchext {
 
 using at::Tensor;
+using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::MemoryFormat;
 using c10::OperatorHandle;
@@ -39,11 +43,33 @@ class NothingToResize final : public CallHandler {
   }
 };
 
+// NOLINTBEGIN(bugprone-return-const-ref-from-parameter): so do all in-place operators
+
+const Tensor& resizeDeferred(DispatchKeySet keys,
+                             const Tensor& self,
+                             SymIntArrayRef size,
+                             std::optional<MemoryFormat> format) {
+  if (isResizeToSameSize(self, size, format)) {
+    const DispatchKeySet below{DispatchKeySet::FULL_AFTER, DispatchKey::DeferredInit};
+    return at::_ops::resize_::redispatch(keys & below, self, size, format);
+  }
+  static const auto fallback = c10::KernelFunction::makeFromBoxedFunction<&deferredInitFallback>();
+  return fallback.call<const Tensor&, const Tensor&, SymIntArrayRef, std::optional<MemoryFormat>>(
+      resizeOperator(), keys, self, size, format);
+}
+
+// NOLINTEND(bugprone-return-const-ref-from-parameter)
+
 }  // namespace
 
 void registerResize() {
   static constexpr NothingToResize nothing;
   hooks().handlers.add(&nothing);
+  hooks().on_deferred_init_key.add([] {
+    // Leaked: kernels may be in flight until the process ends.
+    auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::DeferredInit, __FILE__, __LINE__);
+    library->impl("resize_", &resizeDeferred);
+  });
 }
 
 // Decides as `resize_impl_cpu_()` does. With a memory format the strides may change.
@@ -58,16 +84,6 @@ bool isResizeToSameSize(const OperatorHandle& op, const Stack& arguments) {
   const auto size = torch::jit::peek(arguments, 1, 3).toSymIntVector();
   return isResizeToSameSize(torch::jit::peek(arguments, 0, 3).toTensor(), size,
                             torch::jit::peek(arguments, 2, 3).toOptional<MemoryFormat>());
-}
-
-void callResizeHandler(ResizeHandler handler,
-                       DispatchKeySet keys,
-                       const Tensor& self,
-                       SymIntArrayRef size,
-                       std::optional<MemoryFormat> format) {
-  Stack stack;
-  torch::jit::push(stack, self, size, format);
-  handler(resizeOperator(), keys, &stack);
 }
 
 }  // namespace torchext

@@ -14,10 +14,11 @@ namespace torchext {
 //
 // Code that writes its results to a given tensor first calls `resize_()`, which mostly changes nothing. On a real
 // tensor that costs three lookups in the dispatch table. To cost about the same on a fake one, the keys `Fake` and
-// `DeferredInit` each have a kernel for `resize_` that checks the size first (`unboxed.cpp`, `deferred_resize.cpp`),
-// and pass on all other calls.
+// `DeferredInit` each have a kernel for `resize_` that checks the size first (`unboxed.cpp`, `resize.cpp`), and pass on
+// all other calls.
 
-// Handles such calls: CallHandler. Call while the library is loaded.
+// Handles such calls (CallHandler), and registers the kernel of the key `DeferredInit` when that is taken. Call while
+// the library is loaded.
 void registerResize();
 
 // Returns true if `op` is `resize_` and would not change its fake argument.
@@ -25,13 +26,5 @@ bool isResizeToSameSize(const c10::OperatorHandle& op, const torch::jit::Stack& 
 
 // The same for a call of `resize_` with these arguments.
 bool isResizeToSameSize(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<c10::MemoryFormat> format);
-
-// Passes the call to `handler`, boxed.
-using ResizeHandler = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
-void callResizeHandler(ResizeHandler handler,
-                       c10::DispatchKeySet keys,
-                       const at::Tensor& self,
-                       c10::SymIntArrayRef size,
-                       std::optional<c10::MemoryFormat> format);
 
 }  // namespace torchext

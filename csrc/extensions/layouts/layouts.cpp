@@ -17,7 +17,7 @@ class SparseCalls final : public CallHandler {
   std::optional<HandledCall> decide(const OperatorHandle& op,
                                     const Stack& stack,
                                     const ArgumentFacts& /*facts*/) const override {
-    if (!isAboutSparse(op, topOf(stack, op.schema().arguments().size()))) {
+    if (!isAboutSparse(op, argumentsOf(op, stack))) {
       return std::nullopt;
     }
     try {

@@ -74,19 +74,19 @@ void checkLayoutCanBeFaked(const Tensor& tensor) {
 }
 
 void refuseLayouts(const OperatorHandle& op, const Stack& stack) {
-  const std::size_t count = op.schema().arguments().size();
+  const auto arguments = argumentsOf(op, stack);
   for (const Refused& kind : kRefused) {
     if (makes(op, kind)) {
       refuseCall(op, c10::str("returns ", kind.what), kind.remedy);
     }
-    forEachTensor(stack, count, [&](const Tensor& tensor) {
+    forEachTensor(arguments, [&](const Tensor& tensor) {
       if (isOne(kind, tensor)) {
         const std::string shape = kind.has_shape ? c10::str(" of shape ", tensor.sizes()) : "";
         refuseCall(op, c10::str("takes ", kind.what, shape), kind.remedy);
       }
     });
   }
-  forEachTensor(stack, count, [&op](const Tensor& tensor) {
+  forEachTensor(arguments, [&op](const Tensor& tensor) {
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
     if (!tensor.has_storage() && !is_number && !isSparse(tensor)) {
       refuseCall(op, c10::str("takes a tensor of layout ", tensor.layout(), " and type ", tensor.toString()),

@@ -44,21 +44,16 @@ bool convertsToSparse(const OperatorHandle& op) {
 
 // Returns true for a call of the only operator that returns a sparse tensor because of a flag.
 bool isSparseGradient(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return op.schema().name() == "aten::_embedding_bag_backward" &&
-         arguments[toSize(findArgument(op.schema(), "sparse"))].toBool();
+  return op.schema().name() == "aten::_embedding_bag_backward" && argumentNamed(op, arguments, "sparse").toBool();
 }
 
 std::optional<Layout> layoutArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const int position = findArgument(op.schema(), "layout");
-  if (position < 0 || !arguments[toSize(position)].isInt()) {
-    return std::nullopt;
-  }
-  return arguments[toSize(position)].toLayout();
+  const IValue& layout = argumentNamed(op, arguments, "layout");
+  return layout.isInt() ? std::optional{layout.toLayout()} : std::nullopt;
 }
 
 std::optional<Device> deviceArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const int position = findArgument(op.schema(), "device");
-  return position < 0 ? std::nullopt : arguments[toSize(position)].toOptional<Device>();
+  return argumentNamed(op, arguments, "device").toOptional<Device>();
 }
 
 // Returns the rank of the tensor's backend key in the order of dispatch keys, or 0 for an undefined tensor.
@@ -125,10 +120,9 @@ class RemediedCall {
     if (recipe == nullptr) {
       return false;
     }
-    const Results results = recipe->make(key_.tensors());
+    Results results = recipe->make(key_.tensors());
     followValues(op_, arguments_, results);
-    torch::jit::drop(stack, arguments_.size());
-    stack.insert(stack.end(), results.begin(), results.end());
+    replaceTop(stack, arguments_.size(), std::move(results));
     return true;
   }
 
@@ -183,7 +177,7 @@ class SparseCall {
   [[noreturn]] void refuseDevice(const c10::Error& error) const;
 
   ArrayRef<IValue> arguments() const {
-    return topOf(stack_, op_.schema().arguments().size());
+    return argumentsOf(op_, stack_);
   }
 
   const OperatorHandle& op_;

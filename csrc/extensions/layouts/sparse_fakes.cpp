@@ -37,15 +37,11 @@ const SparseCsrTensorImpl* asCompressed(const at::TensorBase& tensor) noexcept {
 
 // Exists while a sparse fake is constructed. The constructors of both classes call `at::empty()` for the members, on
 // the claimed device. These calls must not need that device, and must not reach a mode or handler.
-class MakingMembers {
- public:
-  MakingMembers() = default;
-
- private:
-  c10::impl::ExcludeDispatchKeyGuard exclude_{c10::autograd_dispatch_keyset |
-                                              DispatchKeySet({DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView,
-                                                              DispatchKey::Python, DispatchKey::PythonTLSSnapshot})};
-  FakeFactoriesGuard include_;
+struct MakingMembers {
+  c10::impl::ExcludeDispatchKeyGuard exclude{c10::autograd_dispatch_keyset |
+                                             DispatchKeySet({DispatchKey::DeferredInit, DispatchKey::ADInplaceOrView,
+                                                             DispatchKey::Python, DispatchKey::PythonTLSSnapshot})};
+  FakeFactoriesGuard include;
 };
 
 DispatchKeySet keysOf(const Tensor& like, const Tensor& values) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
@@ -112,24 +113,11 @@ const Remedy* findRemedy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return found == kRemedies.end() ? nullptr : &*found;
 }
 
-Layout otherCompression(Layout layout) {
-  switch (layout) {
-    case c10::kSparseCsr:
-      return c10::kSparseCsc;
-    case c10::kSparseCsc:
-      return c10::kSparseCsr;
-    case c10::kSparseBsr:
-      return c10::kSparseBsc;
-    default:
-      return c10::kSparseBsr;
-  }
-}
-
 Tensor recompressed(const Tensor& self) {
   const auto& source = dynamic_cast<const at::SparseCsrTensorImpl&>(*self.unsafeGetTensorImpl());
-  const Layout layout = otherCompression(self.layout());
+  const Layout layout = at::sparse_csr::flip_compressed_layout(self.layout());
   const bool has_blocks = layout == c10::kSparseBsr || layout == c10::kSparseBsc;
-  const std::int64_t along = layout == c10::kSparseCsr || layout == c10::kSparseBsr ? 0 : 1;
+  const std::int64_t along = at::sparse_csr::isCompressedRow(layout) ? 0 : 1;
   const std::int64_t batch = source.batch_dim();
   const std::int64_t block = has_blocks ? source.values().size(batch + 1 + along) : 1;
   std::vector<std::int64_t> size = source.compressed_indices().sizes().vec();

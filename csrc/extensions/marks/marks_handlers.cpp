@@ -22,7 +22,7 @@ MarkedCall::MarkedCall(const OperatorHandle& op, DispatchKeySet keys, Stack& sta
       stack_{stack},
       concerns_origins_{isMarksKeyDemanded(MarksFeature::kOrigins)},
       concerns_amp_{isMarksKeyDemanded(MarksFeature::kAmp)} {
-  forEachTensor(stack, op.schema().arguments().size(), [this](const Tensor& tensor) {
+  forEachTensor(argumentsOf(op, stack), [this](const Tensor& tensor) {
     if (const TensorMarks* marks = marksOf(*tensor.unsafeGetTensorImpl())) {
       concerns_origins_ = concerns_origins_ || !marks->origin.empty();
       concerns_amp_ = concerns_amp_ || marks->amp != AmpMark::kNone;

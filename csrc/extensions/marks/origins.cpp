@@ -82,7 +82,7 @@ void OriginsCall::run() {
 }
 
 void OriginsCall::inspectArguments() {
-  forEachTensor(stack_, op_.schema().arguments().size(), [this](const Tensor& tensor) {
+  forEachTensor(argumentsOf(op_, stack_), [this](const Tensor& tensor) {
     const TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     arguments_.push_back(
         {&impl, tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr, originMarkOf(impl)});
@@ -180,6 +180,8 @@ void enterTracedBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
 
 void traceOriginsHere() {
   takeMarksKey();
+  hooks().guards.tracesOrigins = &isTracing;
+  hooks().guards.traceOrigins = &setTracing;
   setTracing(true);
 }
 
@@ -191,8 +193,6 @@ void traceOriginsInBlocks(bool enabled) {
 }
 
 void registerOrigins() {
-  hooks().guards.tracesOrigins = &isTracing;
-  hooks().guards.traceOrigins = &setTracing;
   hooks().on_normal_tensor.add([](TensorImpl& tensor) { setOriginMark(tensor, {}); });
 }
 

@@ -360,21 +360,6 @@ void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
   raise(report);
 }
 
-// A pool may be left and released after the fake devices were replaced.
-void DeviceMemory::leavePool(PoolId id) {
-  const Locked lock{LockRank::kDeviceMemory};
-  if (allocator_) {
-    allocator_->leavePool(id);
-  }
-}
-
-void DeviceMemory::releasePool(PoolId id) {
-  const Locked lock{LockRank::kDeviceMemory};
-  if (allocator_) {
-    allocator_->releasePool(id);
-  }
-}
-
 void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks) {
   const Locked lock{LockRank::kDeviceMemory};
   followGpu();

@@ -119,9 +119,14 @@ class TORCHEXT_API DeviceMemory {
     return use(*allocator_);
   }
 
-  // Do nothing before the first allocation.
-  void leavePool(PoolId id);
-  void releasePool(PoolId id);
+  // The same for an allocator that may be of earlier fake devices. Does nothing before the first allocation.
+  template <typename Use>
+  void withEarlierAllocator(const Use& use) {
+    const Locked lock{LockRank::kDeviceMemory};
+    if (allocator_) {
+      use(*allocator_);
+    }
+  }
 
   // Keeps the last `max_entries` actions, or stops recording.
   void recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks);

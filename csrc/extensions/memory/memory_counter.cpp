@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <c10/util/irange.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "../../core/fake/calls/op_traits.h"
@@ -183,35 +182,21 @@ bool isTrained(const at::Tensor& tensor) {
   return tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad());
 }
 
-// Calls `visit` with the arguments that `op` writes, by its schema.
-template <typename Visit>
-void forEachWritten(const OperatorHandle& op, ArrayRef<IValue> arguments, const Visit& visit) {
-  if (op.schema().is_mutable()) {
-    for (const auto i : c10::irange(arguments.size())) {
-      if (isWritten(op.schema().arguments()[i])) {
-        forEachTensor(arguments[i], [&](const at::Tensor& tensor) {
-          if (tensor.has_storage()) {
-            visit(tensor, i);
-          }
-        });
-      }
-    }
-  }
-}
-
 void observeGradients(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto is_input = [](const Allocation& allocation) {
     return allocation.category == MemoryCategory::kInput ||
            (allocation.category == MemoryCategory::kGradient && allocation.is_presumed);
   };
-  forEachWritten(op, arguments, [&](const at::Tensor& written, std::size_t i) {
-    changeCategory(written.storage(), MemoryCategory::kGradient, overwritesArgument(op, i), is_input);
+  forEachWritten(op.schema(), arguments, [&](const at::Tensor& written, std::size_t position) {
+    if (written.has_storage()) {
+      changeCategory(written.storage(), MemoryCategory::kGradient, overwritesArgument(op, position), is_input);
+    }
   });
 }
 
 void observeCaches(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  forEachWritten(op, arguments, [&](const at::Tensor& written, std::size_t /*i*/) {
-    if (isWrittenInPart(op, written) && !isTrained(written)) {
+  forEachWritten(op.schema(), arguments, [&](const at::Tensor& written, std::size_t /*position*/) {
+    if (written.has_storage() && isWrittenInPart(op, written) && !isTrained(written)) {
       changeCategory(
           written.storage(), MemoryCategory::kCache, /*is_presumed=*/false, [](const Allocation& allocation) {
             return allocation.category == MemoryCategory::kInput || allocation.category == MemoryCategory::kParameter;

@@ -1,13 +1,13 @@
 #include "out_of_memory.h"
 
 #include <array>
-#include <cstdio>
 #include <map>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
 #include "../../libraries/support/locks.h"
@@ -15,24 +15,9 @@
 
 namespace torchext {
 
-namespace {
+using c10::CachingAllocator::format_size;
 
-// `format_size()`
-std::string formatted(std::size_t bytes) {
-  std::array<char, 32> text{};
-  const auto value = static_cast<double>(bytes);
-  constexpr double kKiB = 1024;
-  if (bytes <= 1024) {
-    std::snprintf(text.data(), text.size(), "%zu bytes", bytes);
-  } else if (value <= kKiB * kKiB) {
-    std::snprintf(text.data(), text.size(), "%.2f KiB", value / kKiB);
-  } else if (value <= kKiB * kKiB * kKiB) {
-    std::snprintf(text.data(), text.size(), "%.2f MiB", value / kKiB / kKiB);
-  } else {
-    std::snprintf(text.data(), text.size(), "%.2f GiB", value / kKiB / kKiB / kKiB);
-  }
-  return text.data();
-}
+namespace {
 
 std::string memoryByCategory(c10::Device device) {
   const auto timeline = currentTimeline();
@@ -56,7 +41,7 @@ std::string memoryByCategory(c10::Device device) {
   text << "The memory is held by";
   const char* separator = " ";
   for (const auto& [bytes, name] : parts) {
-    text << separator << name << " (" << formatted(bytes) << ")";
+    text << separator << name << " (" << format_size(bytes) << ")";
     separator = ", ";
   }
   text << ".";
@@ -94,13 +79,13 @@ void raise(const OutOfMemory& report) {
   }
   std::string allowed;
   if (report.allowed) {
-    allowed = formatted(*report.allowed) + " allowed; ";
+    allowed = format_size(*report.allowed) + " allowed; ";
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", formatted(report.requested),
-                   ". GPU ", static_cast<int>(report.device), " has a total capacity of ", formatted(report.capacity),
-                   " of which ", formatted(report.free), " is free. ", allowed, "Of the allocated memory ",
-                   formatted(report.allocated), " is allocated by PyTorch, and ",
-                   formatted(report.reserved - report.allocated),
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(report.requested),
+                   ". GPU ", static_cast<int>(report.device), " has a total capacity of ", format_size(report.capacity),
+                   " of which ", format_size(report.free), " is free. ", allowed, "Of the allocated memory ",
+                   format_size(report.allocated), " is allocated by PyTorch, and ",
+                   format_size(report.reserved - report.allocated),
                    " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
                    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. The GPU is a fake one of "
                    "torchext. ",

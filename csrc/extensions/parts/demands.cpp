@@ -44,10 +44,11 @@ bool readsAnyPart(const LiveOperator& live) {
   return false;
 }
 
-// The requested parts of one value.
+// The requested parts of one value. No box contains another.
 class RequestedBoxes {
  public:
-  // Adds a box, merged with nearby boxes.
+  // Adds a box, merged with nearby boxes. Does nothing if a box contains it; otherwise it, or a larger box, replaces
+  // all boxes within it.
   void add(Box box) {
     if (std::any_of(boxes_.begin(), boxes_.end(), [&box](const Box& other) { return other.contains(box); })) {
       return;
@@ -84,8 +85,7 @@ class RequestedBoxes {
   }
 
  private:
-  // Finds a box whose union with `box` has few bytes that are not requested. That includes every box within it, even a
-  // narrow one: the loop of `visitOutput()` ends only because a wider box replaces the one that it was made from.
+  // Finds a box whose union with `box` has few bytes that are not requested. Boxes within `box` qualify.
   std::vector<Box>::iterator findNear(const Box& box) {
     return std::find_if(boxes_.begin(), boxes_.end(), [&box](const Box& other) {
       const std::size_t sum = box.nbytes() + other.nbytes();
@@ -159,6 +159,7 @@ class DemandPass {
   void visit(const LiveOperator& live, PartRule rule);
   void visitOutput(const LiveOperator& live, std::size_t output, PartRule rule);
   void requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule);
+  RequestedBoxes widenedForParts(const LiveOperator& live, const RequestedBoxes& requested, PartRule rule);
   Box widenedForPart(const LiveOperator& live, Box box, PartRule rule);
   void widenForAll(const LiveOperator& live, std::size_t output, PartRule rule);
 
@@ -279,22 +280,7 @@ void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartR
   } else if (!isForParts(rule)) {
     widenForAll(live, output, rule);
   } else {
-    RequestedBoxes widened;
-    for (const Box& box : requested.boxes()) {
-      widened.add(box);
-    }
-    // A widened box may contain others, or be most of the storage.
-    for (bool is_done = false; !is_done;) {
-      is_done = true;
-      for (const Box& box : std::vector<Box>{widened.boxes()}) {
-        const Box wider = widenedForPart(live, box, rule);
-        if (!box.contains(wider)) {
-          widened.add(wider);
-          is_done = false;
-        }
-      }
-    }
-    requested = std::move(widened);
+    requested = widenedForParts(live, requested, rule);
   }
   const LiveValue before = written.is_argument ? live.arguments[written.position] : LiveValue{};
   if (written.was_resized) {
@@ -304,6 +290,27 @@ void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartR
   for (const Box& box : requested.boxes()) {
     request(before, box);
   }
+}
+
+// Requests the elements that the operator reads to write those in the boxes. Returns boxes with all that it writes.
+RequestedBoxes DemandPass::widenedForParts(const LiveOperator& live, const RequestedBoxes& requested, PartRule rule) {
+  RequestedBoxes widened;
+  for (const Box& box : requested.boxes()) {
+    widened.add(box);
+  }
+  // A box that is merged from widened ones may be too narrow again. Each turn replaces a box by a wider one, and no
+  // box contains another, so the requested elements grow until none is missing.
+  for (bool is_done = false; !is_done;) {
+    is_done = true;
+    for (const Box& box : std::vector<Box>{widened.boxes()}) {
+      const Box wider = widenedForPart(live, box, rule);
+      if (!box.contains(wider)) {
+        widened.add(wider);
+        is_done = false;
+      }
+    }
+  }
+  return widened;
 }
 
 // Requests the elements that the operator reads to write those in the box. Returns the box with all that it writes.

@@ -47,8 +47,7 @@ bool takesSafeNumbers(const OpNode& node) {
   const bool are_safe = std::all_of(tensors.begin() + 1, tensors.end(), [is_factor](const TensorArgument& argument) {
     return argument.number && isSafe(*argument.number, is_factor);
   });
-  const int alpha = findArgument(node.op().schema(), "alpha");
-  return are_safe && (alpha < 0 || node.arguments()[toSize(alpha)].toScalar().equal(1));
+  return are_safe && hasFactorOne(node);
 }
 
 // Returns `mul_` for `mul_` and `mul`: names of in-place operators end in an underscore.
@@ -69,11 +68,8 @@ bool isConversion(const OpNode& node) {
   if (node.op().schema().name() != "aten::_to_copy") {
     return false;
   }
-  const auto given = [&node](const char* name) -> const c10::IValue& {
-    return node.arguments()[toSize(findArgument(node.op().schema(), name))];
-  };
-  return !given("pin_memory").toOptional<bool>().value_or(false) &&
-         given("device").toOptional<c10::Device>().value_or(c10::kCPU).is_cpu();
+  return !argumentOf(node, "pin_memory").toOptional<bool>().value_or(false) &&
+         argumentOf(node, "device").toOptional<c10::Device>().value_or(c10::kCPU).is_cpu();
 }
 
 // Returns true if the tensor's elements cover its storage completely.

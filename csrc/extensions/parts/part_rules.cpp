@@ -127,8 +127,7 @@ bool hasOneResult(const OpNode& node) {
   if (findArgument(node.op().schema(), "rounding_mode") >= 0) {
     return false;
   }
-  const int alpha = findArgument(node.op().schema(), "alpha");
-  return alpha < 0 || node.arguments()[toSize(alpha)].toScalar().equal(1);
+  return hasFactorOne(node);
 }
 
 // For `where`, numbers would become tensors of another dtype.
@@ -300,7 +299,12 @@ RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& en
 }
 
 const IValue& argumentOf(const OpNode& node, const char* name) {
-  return node.arguments()[toSize(findArgument(node.op().schema(), name))];
+  return argumentNamed(node.op(), node.arguments(), name);
+}
+
+bool hasFactorOne(const OpNode& node) {
+  const IValue& alpha = argumentOf(node, "alpha");
+  return alpha.isNone() || alpha.toScalar().equal(1);
 }
 
 PartRule ruleOf(const OpNode& node) {
@@ -344,10 +348,8 @@ std::optional<std::size_t> copiedArgument(const OpNode& node) {
     const bool is_alone = target.nbytes() == written.nbytes() && target.device() == argument.value->device();
     return is_alone ? std::optional{source} : std::nullopt;
   }
-  const int device = findArgument(node.op().schema(), "device");
-  const auto to = device < 0 ? std::nullopt : node.arguments()[toSize(device)].toOptional<c10::Device>();
-  const int pin = findArgument(node.op().schema(), "pin_memory");
-  const bool pins = pin >= 0 && node.arguments()[toSize(pin)].toOptional<bool>().value_or(false);
+  const auto to = argumentOf(node, "device").toOptional<c10::Device>();
+  const bool pins = argumentOf(node, "pin_memory").toOptional<bool>().value_or(false);
   return (!to || *to == argument.value->device()) && !pins ? std::optional{source} : std::nullopt;
 }
 

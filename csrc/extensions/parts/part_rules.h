@@ -27,8 +27,11 @@
 
 namespace torchext {
 
-// How an operator computes its elements. Decides whether it can run for a part of its result, or on a stretch of a
-// random fill.
+// How an operator computes its elements, regardless of its arguments. `ruleOf()` derives the rule of a call, unless its
+// arguments do not allow one: kElementwise from kArithmetic to kWhere, kAnyLayout from kRearrange, kConstant from
+// kZeros to kFull and for uninitialized memory, kConcatenation from kConcatenate and kStack, and kPadding from kPad.
+// Random fills are kNone here, and have their rule by `requestedFillOf()`. Steps on a stretch of a random fill are
+// elementwise kinds as well: elementwise_steps.h.
 enum class PartKind : std::uint8_t {
   kNone,
   kArithmetic,  // one IEEE 754 operation for each element
@@ -75,8 +78,11 @@ RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& en
 // Returns the number that a factory such as `zeros` and `full_like` fills a tensor with; nothing for other calls.
 std::optional<c10::Scalar> constantOf(const OpNode& node);
 
-// Returns the argument of a call by its name in the schema.
+// Returns the argument of a call by its name in the schema, or None if the schema has none.
 const c10::IValue& argumentOf(const OpNode& node, const char* name);
+
+// Returns true unless the call multiplies an argument by a factor: `alpha` of sums and differences.
+bool hasFactorOne(const OpNode& node);
 
 // Returns true for a call whose part is computed by copying directly into the result.
 bool isWrittenDirectly(const OpNode& node);

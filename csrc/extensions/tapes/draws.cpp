@@ -10,6 +10,7 @@
 #include "../../core/deferred_init/state/real_dispatch.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/fills/random_fill.h"
+#include "../../libraries/support/recently_shared.h"
 #include "../../libraries/support/stack_utils.h"
 #include "truncated_normals.h"
 #include "twister_tape.h"
@@ -51,40 +52,27 @@ std::uint64_t tryOut(const OperatorHandle& op, const Stack& stack, int64_t numel
 
 // A trial and its result. `numbers` are the arguments between the tensor and the generator.
 struct Trial {
-  const c10::FunctionSchema* schema = nullptr;
-  int64_t numel = 0;
-  c10::ScalarType dtype = c10::kFloat;
+  const c10::FunctionSchema* schema;
+  int64_t numel;
+  c10::ScalarType dtype;
   Stack numbers;
-  std::uint64_t draws = 0;
-
-  bool is(const c10::FunctionSchema& other_schema,
-          int64_t other_numel,
-          c10::ScalarType other_dtype,
-          c10::ArrayRef<IValue> other_numbers) const {
-    return schema == &other_schema && numel == other_numel && dtype == other_dtype &&
-           std::equal(numbers.begin(), numbers.end(), other_numbers.begin(), other_numbers.end());
-  }
+  std::uint64_t draws;
 };
 
 // Counts the draws that `op` takes to fill `numel` elements of `dtype`. A trial costs more than all other recording,
 // and a model repeats its layers, so the last results are cached.
 std::uint64_t countByTrial(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
-  constexpr std::size_t kCachedTrials = 16;
-  thread_local std::array<Trial, kCachedTrials> trials{};
-  thread_local std::size_t next = 0;
+  thread_local RecentlyShared<Trial, 16> trials;
   const auto& schema = op.schema();
   const std::size_t self = stack.size() - schema.arguments().size();
   const auto count = toSize(generatorArgument(schema)) - 1;
   const auto numbers = c10::ArrayRef<IValue>(stack).slice(self + 1, count);
-  const auto known = std::find_if(trials.begin(), trials.end(),
-                                  [&](const Trial& trial) { return trial.is(schema, numel, dtype, numbers); });
-  if (known != trials.end()) {
-    return known->draws;
-  }
-  const std::uint64_t draws = tryOut(op, stack, numel, dtype);
-  trials[next] = Trial{&schema, numel, dtype, numbers.vec(), draws};
-  next = (next + 1) % kCachedTrials;
-  return draws;
+  const auto is_same = [&](const Trial& known) {
+    return known.schema == &schema && known.numel == numel && known.dtype == dtype &&
+           std::equal(known.numbers.begin(), known.numbers.end(), numbers.begin(), numbers.end());
+  };
+  const auto run = [&] { return Trial{&schema, numel, dtype, numbers.vec(), tryOut(op, stack, numel, dtype)}; };
+  return trials.get(is_same, run)->draws;
 }
 
 std::uint64_t countAffine(const OperatorHandle& op, const Stack& stack, int64_t numel, c10::ScalarType dtype) {
@@ -192,7 +180,7 @@ TapePositionPtr takeDrawsOf(const OperatorHandle& op, const Stack& stack, const 
   if (!isNormal(name) && !isAffine(op)) {
     return nullptr;
   }
-  const Tensor& self = torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensor();
+  const Tensor& self = argumentsOf(op, stack)[0].toTensor();
   if (self.is_conj() || self.is_neg()) {
     return nullptr;  // the copy that is filled may be contiguous even if `self` is not
   }

@@ -120,7 +120,7 @@ class PhiloxTape final : public Tape {
                               const Generator& given) const override {
     Generator generator = given;
     const std::lock_guard lock(generator.mutex());
-    const auto arguments = topOf(stack, op.schema().arguments().size());
+    const auto arguments = argumentsOf(op, stack);
     const c10::Device device = cudaDeviceOf(arguments).value_or(withIndex(generator.device()));
     const auto draws = philoxDrawsOf(op, stack, philoxGpuOf(device));
     if (!draws) {

@@ -1,7 +1,5 @@
 #include "truncated_normals.h"
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -15,6 +13,7 @@
 
 #include "../../core/deferred_init/state/real_dispatch.h"
 #include "../../libraries/fills/twister.h"
+#include "../../libraries/support/recently_shared.h"
 #include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
@@ -24,28 +23,6 @@ namespace {
 using Engine = at::mt19937_data_pod;
 
 constexpr std::size_t kArguments = 6;
-
-// The last results of this thread: a model repeats the same arguments for all of its layers.
-template <typename Parameters>
-class ResultCache {
- public:
-  template <typename Find>
-  bool of(const Parameters& parameters, const Find& find) {
-    const auto known =
-        std::find_if(results_.begin(), results_.end(), [&](const auto& result) { return result.first == parameters; });
-    if (known != results_.end()) {
-      return known->second;
-    }
-    const bool result = find();
-    results_[next_] = {parameters, result};
-    next_ = (next_ + 1) % results_.size();
-    return result;
-  }
-
- private:
-  std::array<std::pair<std::optional<Parameters>, bool>, 16> results_{};
-  std::size_t next_ = 0;
-};
 
 bool isTruncNormal(const c10::OperatorHandle& op) {
   return op.schema().name() == "torchext::trunc_normal_";
@@ -109,8 +86,12 @@ std::optional<std::uint64_t> TruncatedNormals::countDraws(std::int64_t count, co
 }
 
 bool TruncatedNormals::isExact() const {
-  thread_local ResultCache<Parameters> results;
-  return results.of(parameters_, [this] { return isLikely(parameters_) && agrees(parameters_) && agreesAtBounds(); });
+  using Result = std::pair<Parameters, bool>;
+  thread_local RecentlyShared<Result, 16> results;  // a model repeats the same arguments for all of its layers
+  return results
+      .get([this](const Result& known) { return known.first == parameters_; },
+           [this] { return Result{parameters_, isLikely(parameters_) && agrees(parameters_) && agreesAtBounds()}; })
+      ->second;
 }
 
 // Compares the bits of some values, the last of them in an incomplete chunk, and the generators afterwards.

@@ -4,7 +4,6 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/enum_tag.h>
-#include <c10/util/irange.h>
 
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../libraries/support/operator_table.h"
@@ -63,9 +62,9 @@ bool copiesOntoItself(const OperatorHandle& op, const Stack& stack) {
   if (op.schema().name() != "aten::copy_") {
     return false;
   }
-  const auto count = op.schema().arguments().size();
-  const Tensor& self = torch::jit::peek(stack, 0, count).toTensor();
-  const Tensor& source = torch::jit::peek(stack, 1, count).toTensor();
+  const auto arguments = argumentsOf(op, stack);
+  const Tensor& self = arguments[0].toTensor();
+  const Tensor& source = arguments[1].toTensor();
   return self.has_storage() && source.has_storage() && isSameStorage(self.storage(), source.storage()) &&
          self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() &&
          self.strides() == source.strides() && self.scalar_type() == source.scalar_type() &&
@@ -79,7 +78,7 @@ bool makesFloatsOfComplex(const OperatorHandle& op, const Tensor& written, const
 }
 
 void checkInputs(const OperatorHandle& op, const Tensor& written, const Stack& stack) {
-  forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& other) {
+  forEachTensor(argumentsOf(op, stack), [&](const Tensor& other) {
     TORCH_CHECK(makesFloatsOfComplex(op, written, other) || !overlapsPartially(written, other),
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation.");
@@ -97,20 +96,14 @@ void checkMemoryOverlap(const OperatorHandle& op, const Stack& stack) {
   if ((!refuses_repeated && !is_elementwise) || copiesOntoItself(op, stack)) {
     return;
   }
-  const auto& arguments = op.schema().arguments();
-  for (const auto i : c10::irange(arguments.size())) {
-    if (!isWritten(arguments[i])) {
-      continue;
+  forEachWritten(op.schema(), argumentsOf(op, stack), [&](const Tensor& written, std::size_t /*position*/) {
+    if (refuses_repeated) {
+      at::assert_no_internal_overlap(written);
     }
-    forEachTensor(torch::jit::peek(stack, i, arguments.size()), [&](const Tensor& written) {
-      if (refuses_repeated) {
-        at::assert_no_internal_overlap(written);
-      }
-      if (is_elementwise) {
-        checkInputs(op, written, stack);
-      }
-    });
-  }
+    if (is_elementwise) {
+      checkInputs(op, written, stack);
+    }
+  });
 }
 
 }  // namespace torchext

@@ -40,6 +40,22 @@ using c10::DispatchKeySet;
 
 namespace {
 
+// How a call is tried out, by its TrialReason and its kind. Each function raises the refusal of its trial. The
+// functions whose names begin with `tryOut` return the results of the trial, if any. Views are not tried out, nor are
+// operators that check alignment at a smaller size.
+//
+//   kMetaKernelAccepts                        tryOutAfterMeta
+//     an ATen operator without a CPU kernel     refuseWithoutCpuKernel
+//     a factory                                 tryOutFactory: at its own size, or with small requested sizes
+//     a recurrent layer of oneDNN               tryOutLayer: at its own size, or with small sizes
+//     a cheap call                              tryOutAtOwnSize
+//     all others                                tryOutScaled
+//       a convolution                             tryOutSmallConvolution
+//       an operator that trusts its sizes         tryOutAtOwnSize, or tryOutOneGroup
+//       all others                                with scaled sizes; if refused, other dtypes, or its own size
+//   kMetaKernelRefuses, kInsteadOfPython      resultsOfReal: at its own size
+//   kNeedsValues                              tryOutWithoutValues: resultsOfReal, or tryOutScaled if not cheap
+
 // The maximum number of elements that arguments and results together may have in a trial:
 constexpr double kModest = 4194304;       // for a call that has no smaller version
 constexpr double kAffordable = 33554432;  // for a call that will most likely be refused
@@ -134,12 +150,13 @@ void raiseForCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, const Re
   }
   const auto begins_with = [&refusal](const char* begin) { return refusal.message.rfind(begin, 0) == 0; };
   // CUDA kernels of normalizations read their parameters in the dtype of the input (layer_norm_kernel.cu), and those of
-  // bags read the weights of samples, argument 6, in that of the embedding (EmbeddingBag.cu).
+  // bags read the weights of samples in that of the embedding (EmbeddingBag.cu).
   const bool has_weights = begins_with(
       "Expected tensor for argument #1 'weight' to have the same type as tensor for "
       "argument #1 'per_sample_weights'");
   if (has_weights || begins_with("mixed dtype (CPU)")) {
-    forEachTensor(has_weights ? arguments.slice(6, 1) : arguments, [&arguments](const Tensor& parameter) {
+    const auto weights = ArrayRef<IValue>(argumentNamed(op, arguments, "per_sample_weights"));
+    forEachTensor(has_weights ? weights : arguments, [&arguments](const Tensor& parameter) {
       const auto expected = arguments[0].toTensor().scalar_type();
       TORCH_CHECK(parameter.scalar_type() == expected, "expected scalar type ", expected, " but found ",
                   parameter.scalar_type());
@@ -189,7 +206,6 @@ SizeScale scaleFor(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRe
   return SizeScale::compressing(numbers, SizeScale::kLeastKept);
 }
 
-// This function and the following ones raise the refusal, or return the results of the trial, if any.
 RealResults tryOutAtOwnSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return {raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})), /*has_sizes=*/true};
 }
@@ -208,11 +224,11 @@ Stack withOnes(ArrayRef<IValue> arguments) {
 // Returns the arguments of a convolution with small sizes and one group. There are 16 examples, because oneDNN computes
 // large convolutions, but not small ones of fewer examples (`ConvParams::use_mkldnn()`). Kernels have two pixels if
 // they had more, and there is a border if there was one: this decides which functions other libraries call.
-Stack withSmallConvolution(ArrayRef<IValue> arguments) {
+Stack withSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   constexpr int64_t kExamples = 16;
-  const bool is_transposed = arguments[6].toBool();
-  const auto dilation = arguments[5].toIntVector();
-  auto padding = arguments[4].toIntVector();
+  const bool is_transposed = argumentNamed(op, arguments, "transposed").toBool();
+  const auto dilation = argumentNamed(op, arguments, "dilation").toIntVector();
+  auto padding = argumentNamed(op, arguments, "padding").toIntVector();
   for (int64_t& width : padding) {
     width = is_transposed ? 0 : std::min<int64_t>(width, 1);
   }
@@ -226,7 +242,7 @@ Stack withSmallConvolution(ArrayRef<IValue> arguments) {
   }
   small[0] = at::empty(input, small[0].toTensor().options());
   small[1] = at::empty(weight, small[1].toTensor().options());
-  small[4] = std::move(padding);
+  small[toSize(findArgument(op.schema(), "padding"))] = std::move(padding);
   return small;
 }
 
@@ -244,7 +260,7 @@ RealResults tryOutSmallConvolution(const OperatorHandle& op, ArrayRef<IValue> ar
   if (hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; })) {
     return {};
   }
-  const Stack small = withSmallConvolution(arguments);
+  const Stack small = withSmallConvolution(op, arguments);
   Outcome outcome = outcomeOf(op, small, {});
   return {raiseOrReturn(op, arguments, std::move(outcome))};
 }
@@ -289,34 +305,27 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   return tryOutAtOwnSize(op, arguments);
 }
 
-// Returns the position of the argument `size`, if it is a list of numbers.
-std::optional<std::size_t> requestedSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const int position = findArgument(op.schema(), "size");
-  const bool is_list = position >= 0 && arguments[toSize(position)].isIntList();
-  return is_list ? std::optional{toSize(position)} : std::nullopt;
-}
-
-// Returns the arguments of a factory with every size limited to 1, if it has an argument `size`. Errors in the other
-// arguments remain.
+// Returns the arguments of a factory with every size limited to 1, if it has a list of numbers as argument `size`.
+// Errors in the other arguments remain.
 std::optional<Stack> withSmallSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const auto position = requestedSize(op, arguments);
-  if (!position) {
+  const IValue& requested = argumentNamed(op, arguments, "size");
+  if (!requested.isIntList()) {
     return std::nullopt;
   }
-  Stack small = arguments.vec();
-  std::vector<int64_t> sizes = small[*position].toIntVector();
+  std::vector<int64_t> sizes = requested.toIntVector();
   std::transform(sizes.begin(), sizes.end(), sizes.begin(), [](int64_t size) { return std::min<int64_t>(size, 1); });
-  small[*position] = std::move(sizes);
+  Stack small = arguments.vec();
+  small[toSize(findArgument(op.schema(), "size"))] = std::move(sizes);
   return small;
 }
 
 // Returns the number of elements that the argument `size` requests, or 0 if there is no such argument.
 double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const auto position = requestedSize(op, arguments);
-  if (!position) {
+  const IValue& requested = argumentNamed(op, arguments, "size");
+  if (!requested.isIntList()) {
     return 0;
   }
-  const std::vector<int64_t> sizes = arguments[*position].toIntVector();
+  const std::vector<int64_t> sizes = requested.toIntVector();
   return std::accumulate(sizes.begin(), sizes.end(), 1.0,
                          [](double count, int64_t size) { return count * static_cast<double>(size); });
 }

@@ -29,30 +29,11 @@ using c10::DispatchKeySet;
 
 namespace {
 
-// The trials that have passed, for all threads. Many calls of different sizes become equal when scaled.
-class Passed {
- public:
-  bool has(std::size_t hash) {
-    const Locked lock{LockRank::kRefusals};
-    return hashes_.count(hash) != 0;
-  }
-
-  void add(std::size_t hash) {
-    const Locked lock{LockRank::kRefusals};
-    if (hashes_.size() == kMax) {
-      hashes_.clear();
-    }
-    hashes_.insert(hash);
-  }
-
- private:
-  static constexpr std::size_t kMax = 16384;
-  std::unordered_set<std::size_t> hashes_;
-};
-
-Passed& passed() {
-  static auto* passed = new Passed;  // leaked: threads may run operators until the process ends
-  return *passed;
+// The hashes of the trials that have passed, guarded by `LockRank::kRefusals`. Many calls of different sizes become
+// equal when scaled. Leaked: threads may run operators until the process ends.
+std::unordered_set<std::size_t>& passed() {
+  static auto* hashes = new std::unordered_set<std::size_t>;
+  return *hashes;
 }
 
 bool isReplaceable(const Tensor& tensor) {
@@ -173,11 +154,17 @@ bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments, bool kn
 }
 
 bool hasPassed(std::size_t hash) {
-  return passed().has(hash);
+  const Locked lock{LockRank::kRefusals};
+  return passed().count(hash) != 0;
 }
 
 void rememberPassed(std::size_t hash) {
-  passed().add(hash);
+  constexpr std::size_t kMost = 16384;
+  const Locked lock{LockRank::kRefusals};
+  if (passed().size() == kMost) {
+    passed().clear();
+  }
+  passed().insert(hash);
 }
 
 bool passes(const OperatorHandle& op, ArrayRef<IValue> arguments, Likeness likeness) {

@@ -70,7 +70,7 @@ bool isPyTorchOperator(const OperatorHandle& op) {
 bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
   std::size_t nbytes = 0;
   bool are_plain = true;
-  forEachTensor(stack, op.schema().arguments().size(), [&](const Tensor& tensor) {
+  forEachTensor(argumentsOf(op, stack), [&](const Tensor& tensor) {
     are_plain = are_plain && isPlain(tensor) && (!tensor.is_meta() || isFake(tensor));
     nbytes += are_plain ? storageBytes(tensor) : 0;
   });
@@ -79,11 +79,8 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
 
 // Returns true if the operator returns only plain tensors. Numbers and booleans that a kernel returns depend on values.
 bool areTensors(const OperatorHandle& op, const Stack& results) {
-  bool are_plain = true;
-  forEachTensor(results, results.size(),
-                [&are_plain](const Tensor& result) { are_plain = are_plain && isPlain(result); });
   const auto& returns = op.schema().returns();
-  return are_plain && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+  return allTensors(results, isPlain) && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
            return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
                   result.type()->isSubtypeOf(*c10::ListType::ofTensors());
          });
@@ -135,7 +132,7 @@ std::shared_ptr<ResultRecipe> describe(const OperatorHandle& op,
                                        const Stack& stack,
                                        c10::Device device,
                                        std::optional<c10::ScalarType> half) {
-  const auto arguments = topOf(stack, op.schema().arguments().size());
+  const auto arguments = argumentsOf(op, stack);
   Likeness likeness;
   likeness.fill = Fill::kZeros;
   likeness.dtypes = half ? Dtypes::kWide : Dtypes::kKept;
@@ -175,7 +172,7 @@ std::shared_ptr<ResultRecipe> describeOnZeros(const OperatorHandle& op, const St
     return recipe;
   }
   // Some CUDA kernels support 16-bit dtypes that CPU kernels do not (`multi_margin_loss_backward`).
-  const auto half = halfOf(topOf(stack, op.schema().arguments().size()));
+  const auto half = halfOf(argumentsOf(op, stack));
   return half ? describe(op, stack, device, half) : nullptr;
 }
 

@@ -1,4 +1,3 @@
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -25,7 +24,7 @@ namespace {
 
 // NOTE [Known values]
 bool readsKnownValues(const OperatorHandle& op, const Stack& stack) {
-  return needsValues(op, stack) && areValuesKnown(op, topOf(stack, op.schema().arguments().size())) &&
+  return needsValues(op, stack) && areValuesKnown(op, argumentsOf(op, stack)) &&
          op.schema().name() != "aten::_pack_padded_sequence";  // its result is on the CPU: value_shapes.h
 }
 
@@ -107,8 +106,7 @@ class ValuesHandler final : public CallHandler {
       return fake;
     });
     countCall(op, arguments, /*scratch=*/nullptr, values, takeUncounted());
-    torch::jit::drop(stack, count);
-    std::move(values.begin(), values.end(), std::back_inserter(stack));
+    replaceTop(stack, count, std::move(values));
   }
 };
 

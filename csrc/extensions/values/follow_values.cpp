@@ -1,6 +1,5 @@
 #include "follow_values.h"
 
-#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -8,7 +7,6 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/calls/hidden_keys.h"
@@ -43,16 +41,12 @@ std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mas
 class Overwrites {
  public:
   Overwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-    for (const auto i : c10::irange(arguments.size())) {
-      if (isWritten(op.schema().arguments()[i])) {
-        forEachTensor(arguments[i], [&](const Tensor& tensor) {
-          if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, i, tensor)) {
-            has_room_ = makePart(tensor, ValueKind::kKnown) && has_room_;  // keeps what other arguments show of it
-            tensors_.push_back(tensor);
-          }
-        });
+    forEachWritten(op.schema(), arguments, [&](const Tensor& tensor, std::size_t position) {
+      if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, position, tensor)) {
+        has_room_ = makePart(tensor, ValueKind::kKnown) && has_room_;  // keeps what other arguments show of it
+        tensors_.push_back(tensor);
       }
-    }
+    });
   }
   C10_DISABLE_COPY_AND_ASSIGN(Overwrites);
   ~Overwrites() {
@@ -190,8 +184,7 @@ bool answerForValues(const OperatorHandle& op, Stack& stack) {
   if (!results) {
     return false;
   }
-  torch::jit::drop(stack, count);
-  std::move(results->begin(), results->end(), std::back_inserter(stack));
+  replaceTop(stack, count, *std::move(results));
   return true;
 }
 

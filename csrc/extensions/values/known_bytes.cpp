@@ -44,8 +44,26 @@ bool isRoomFor(std::size_t nbytes, std::size_t copies = 1, bool is_routed = fals
   return nbytes <= kFewBytes || (nbytes <= kMaxKnownBytes && bytes_of_all + copies * nbytes <= kMaxKnownBytesOfAll);
 }
 
-// Known or assumed values of a fake storage, as opposed to recordings of deferred_init.
+// Known or assumed values of a fake storage, as opposed to recordings of deferred_init. Their states:
+//
+//   setFill(), setRange() ---------> UnreadValues
+//                                        | madeBytesOf(): the first read
+//                                        v
+//   setValue(), shareBytes() ------> KnownBytes without marks: all bytes have values of one kind
+//                                        | makePart(), markAssumed(), forgetElements() on a part of the storage
+//                                        v      ^ makePart() on all of the storage
+//   makePart() on a part ----------> KnownBytes with marks: each byte may have a value, of any kind
+//
+//   setElements(), if too large ---> RepeatedElements
+//
+// Values that are set replace those in any state, and forgetValues() removes them.
 class Values : public Provenance {};
+
+// Returns the values of the storage of `tensor` if they are in the state `T`, or null.
+template <typename T>
+std::shared_ptr<T> valuesIn(const Tensor& tensor) {
+  return std::dynamic_pointer_cast<T>(provenanceOf(tensor.storage()));
+}
 
 // The mark of a byte with a value: this bit and the kind of the value. Bytes without a value have the mark 0.
 constexpr std::uint8_t kHasValue = 0x80;
@@ -179,7 +197,7 @@ struct RepeatedElements final : Values {
 // Returns the limit for the bytes of `tensor`: a larger one if its storage has large values.
 std::size_t limitFor(const Tensor& tensor) noexcept {
   const bool has_large = num_large > 0 && tensor.storage().nbytes() > kMaxKnownBytes && isFake(tensor) &&
-                         std::dynamic_pointer_cast<KnownBytes>(provenanceOf(tensor.storage())) != nullptr;
+                         valuesIn<KnownBytes>(tensor) != nullptr;
   return has_large ? kMaxRoutedBytes : kMaxKnownBytes;
 }
 
@@ -211,8 +229,8 @@ void setUnread(const Tensor& fake, UnreadValues::Write write) {
   }
 }
 
-// Returns the known bytes of the storage of `tensor`, or null.
-std::shared_ptr<KnownBytes> bytesOf(const Tensor& tensor) {
+// Returns the known bytes of the storage of `tensor`, or null. Makes those of values that were not read.
+std::shared_ptr<KnownBytes> madeBytesOf(const Tensor& tensor) {
   if (!hasSmallStorage(tensor)) {
     return nullptr;
   }
@@ -229,16 +247,15 @@ Tensor showBytes(Storage bytes, const Tensor& like) {
 }
 
 Storage copyOf(const Storage& storage) {
+  if (storage.data() == nullptr) {  // zeros of forward AD have no memory (`ZeroTensorAllocator`)
+    return makeZeroStorage(storage.nbytes());
+  }
   const HiddenCalls guard;
   return bytesIn(storage).to(c10::kCPU, c10::kByte, /*non_blocking=*/false, /*copy=*/true).storage();
 }
 
 bool canHaveValues(const Tensor& fake, ValueKind kind = ValueKind::kKnown) {
   return isFake(fake) && isPlain(fake) && !fake.is_meta() && (isRouted(kind) ? isSmallForRouting(fake) : isSmall(fake));
-}
-
-bool hasRepeatedElements(const Tensor& fake) {
-  return std::dynamic_pointer_cast<RepeatedElements>(provenanceOf(fake.storage())) != nullptr;
 }
 
 // Returns the marks of the storage of `fake`, whose known bytes, if any, are `known`. Makes marks if it has none.
@@ -283,14 +300,12 @@ bool isSmallForRouting(const Tensor& tensor) noexcept {
 }
 
 bool areSmall(c10::ArrayRef<c10::IValue> values) {
-  bool small = true;
-  forEachTensor(values, [&small](const Tensor& tensor) { small = small && isSmall(tensor); });
-  return small;
+  return allTensors(values, isSmall);
 }
 
 bool hasValue(const Tensor& fake) noexcept {
   return fake.has_storage() && mayHaveProvenance(fake) && (hasSmallStorage(fake) || num_large > 0) &&
-         std::dynamic_pointer_cast<Values>(provenanceOf(fake.storage())) != nullptr;
+         valuesIn<Values>(fake) != nullptr;
 }
 
 ValueKind kindOf(const Tensor& fake) {
@@ -309,7 +324,7 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
   if (!isFake(tensor)) {
     return tensor.is_cpu() && isPlain(tensor) ? tensor : Tensor{};
   }
-  const auto known = bytesOf(tensor);
+  const auto known = madeBytesOf(tensor);
   if (known == nullptr) {
     return {};
   }
@@ -319,10 +334,11 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
 }
 
 void copyBytes(const Tensor& fake, const Tensor& source) {
-  const auto known = bytesOf(source);
+  const auto known = madeBytesOf(source);
   if (known == nullptr) {
-    if (!isFake(source) && isRoomFor(source.storage().nbytes())) {
-      setBytes(fake, copyOf(source.storage()), ValueKind::kKnown);
+    const Storage& real = source.storage();
+    if (!isFake(source) && isRoomFor(real.nbytes())) {
+      setBytes(fake, copyOf(real), ValueKind::kKnown);
     }
     return;
   }
@@ -357,7 +373,7 @@ void setFill(const Tensor& fake, bool value) {
 void setRange(const Tensor& fake, const Scalar& start, const Scalar& end, const Scalar& step) {
   setUnread(fake, [=](Tensor& zeros) { at::arange_out(zeros, start, end, step); });
   if (!c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true)) {
-    bytesOf(fake);
+    madeBytesOf(fake);
   }
 }
 
@@ -365,16 +381,16 @@ bool canKnowPart(const Tensor& fake) {
   if (!canHaveValues(fake)) {
     return false;
   }
-  return bytesOf(fake) != nullptr ||
-         (c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true) && !hasProvenance(fake.storage()));
+  return madeBytesOf(fake) != nullptr ||
+         (c10::isIntegralType(fake.scalar_type(), /*includeBool=*/true) && provenanceOf(fake.storage()) == nullptr);
 }
 
 bool makePart(const Tensor& fake, ValueKind kind) {
   if (!canHaveValues(fake, kind)) {
     return false;
   }
-  const auto known = bytesOf(fake);
-  if (known == nullptr && hasProvenance(fake.storage()) && !hasRepeatedElements(fake)) {
+  const auto known = madeBytesOf(fake);
+  if (known == nullptr && provenanceOf(fake.storage()) != nullptr && valuesIn<RepeatedElements>(fake) == nullptr) {
     return false;  // recorded by deferred_init
   }
   if (coversStorage(fake)) {
@@ -389,7 +405,7 @@ bool makePart(const Tensor& fake, ValueKind kind) {
 }
 
 std::optional<KnownParts> partsOf(const Tensor& fake, ValueKind accepted) {
-  const auto known = canHaveValues(fake) ? bytesOf(fake) : nullptr;
+  const auto known = canHaveValues(fake) ? madeBytesOf(fake) : nullptr;
   if (known == nullptr || !known->marks() || known->findValues(fake).are_complete) {
     return std::nullopt;
   }
@@ -422,7 +438,7 @@ void shareBytes(const Tensor& fake, const Tensor& real) {
 }
 
 void markAssumed(const Tensor& fake, ValueKind kind) {
-  const auto known = bytesOf(fake);
+  const auto known = madeBytesOf(fake);
   if (known == nullptr) {
     return;
   }
@@ -467,7 +483,7 @@ Tensor elementsOf(const Tensor& fake) {
   if (!isFake(fake) || !fake.has_storage() || hasSmallStorage(fake)) {
     return {};
   }
-  const auto elements = std::dynamic_pointer_cast<RepeatedElements>(provenanceOf(fake.storage()));
+  const auto elements = valuesIn<RepeatedElements>(fake);
   const bool fits = elements != nullptr && elements->pattern.scalar_type() == fake.scalar_type() &&
                     (elements->pattern.numel() == 1 || fake.is_non_overlapping_and_dense());
   return fits ? elements->pattern : Tensor{};
@@ -475,8 +491,7 @@ Tensor elementsOf(const Tensor& fake) {
 
 void forgetValues(const c10::IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
-    if (isFake(tensor) && tensor.has_storage() &&
-        std::dynamic_pointer_cast<Values>(provenanceOf(tensor.storage())) != nullptr) {
+    if (isFake(tensor) && tensor.has_storage() && valuesIn<Values>(tensor) != nullptr) {
       setProvenance(tensor.storage(), nullptr, {});
     }
   });
@@ -490,7 +505,7 @@ void forgetAll(c10::ArrayRef<c10::IValue> values) {
 
 void forgetElements(const c10::IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
-    const auto known = canHaveValues(tensor) && !coversStorage(tensor) ? bytesOf(tensor) : nullptr;
+    const auto known = canHaveValues(tensor) && !coversStorage(tensor) ? madeBytesOf(tensor) : nullptr;
     if (known == nullptr || !markElements(tensor, known.get(), 0)) {
       forgetValues(tensor);
     }

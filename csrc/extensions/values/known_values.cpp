@@ -61,7 +61,7 @@ Tensor valueOrItself(const Tensor& tensor) {
 void copyValue(const Tensor& fake, const Tensor& source) {
   const bool are_plain = isPlain(fake) && isPlain(source) && holdsItsElements(source) && !fake.is_meta();
   if (!isRecording() && are_plain && fake.storage().nbytes() == source.storage().nbytes() && canBeRead(source) &&
-      !hasProvenance(fake.storage())) {
+      provenanceOf(fake.storage()) == nullptr) {
     const OwnComputation own;
     copyBytes(fake, source);
   }

@@ -30,8 +30,8 @@ const OperatorSet trustsIntegers{"read memory at positions that they do not chec
 bool checksItsValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const Trust trust = trustOf(op);
   if (trust == Trust::kSegments) {
-    const int unsafe = findArgument(op.schema(), "unsafe");
-    return unsafe >= 0 && !arguments[toSize(unsafe)].toBool();
+    const IValue& unsafe = argumentNamed(op, arguments, "unsafe");
+    return unsafe.isBool() && !unsafe.toBool();
   }
   return trust == Trust::kNothing && !trustsIntegers(op);
 }

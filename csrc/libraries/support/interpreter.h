@@ -4,6 +4,7 @@
 // core does not depend on Python: the bindings derive from the table and set it once, when they are loaded. The
 // functions of the base class serve programs written in C++ only.
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -19,6 +20,7 @@ namespace torchext {
 // Kinds of errors that the language has classes for: torchext/errors.py. PyTorch translates every c10::Error into one
 // of a few classes.
 enum class ErrorKind : std::uint8_t { kDataDependent, kUnsupportedOperator, kMaterialization };
+constexpr std::size_t kErrorKinds = 3;
 
 // A function on the call stack.
 struct StackFrame {
@@ -65,6 +67,6 @@ class TORCHEXT_API Interpreter {
 
 // Set and return the current table. It must live until the process ends.
 TORCHEXT_API void setInterpreter(const Interpreter& interpreter) noexcept;
-const Interpreter& interpreter();
+TORCHEXT_API const Interpreter& interpreter();
 
 }  // namespace torchext

@@ -10,9 +10,10 @@ namespace torchext {
 template <typename T, std::size_t kSize>
 class RecentlyShared {
  public:
-  // Returns an object for which `is_equal` returns true, or shares the result of `make`.
+  // Returns an object for which `is_equal` returns true, or shares the result of `make`. The reference is valid until
+  // the next call.
   template <typename IsEqual, typename Make>
-  std::shared_ptr<const T> get(const IsEqual& is_equal, const Make& make) {
+  const std::shared_ptr<const T>& get(const IsEqual& is_equal, const Make& make) {
     for (const auto& known : recent_) {
       if (known != nullptr && is_equal(*known)) {
         return known;

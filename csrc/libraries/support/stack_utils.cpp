@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 
 namespace torchext {
@@ -11,9 +12,7 @@ namespace torchext {
 namespace {
 
 bool holdsTensor(const IValue& value) {
-  bool found = false;
-  forEachTensor(value, [&found](const at::Tensor&) { found = true; });
-  return found;
+  return hasTensor(value, [](const at::Tensor&) { return true; });
 }
 
 IValue mapList(const IValue& value, TensorMapper map) {
@@ -82,8 +81,18 @@ void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit) {
   forEachTensor(topOf(stack, count), visit);
 }
 
+void forEachWritten(const c10::FunctionSchema& schema,
+                    ArrayRef<IValue> arguments,
+                    c10::function_ref<void(const Tensor& tensor, std::size_t position)> visit) {
+  for (const auto i : c10::irange(schema.is_mutable() ? arguments.size() : 0)) {
+    if (isWritten(schema.arguments()[i])) {
+      forEachTensor(arguments[i], [&](const Tensor& tensor) { visit(tensor, i); });
+    }
+  }
+}
+
 bool hasTensor(const IValue& value, TensorPredicate is_wanted) {
-  return hasTensor(c10::ArrayRef<IValue>{value}, is_wanted);
+  return hasTensor(c10::ArrayRef<IValue>(value), is_wanted);  // braces would copy it
 }
 
 bool hasTensor(c10::ArrayRef<IValue> values, TensorPredicate is_wanted) {
@@ -126,6 +135,16 @@ int findArgument(const c10::FunctionSchema& schema, const char* name) {
   const auto found =
       std::find_if(arguments.begin(), arguments.end(), [name](const c10::Argument& a) { return a.name() == name; });
   return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
+}
+
+ArrayRef<IValue> argumentsOf(const OperatorHandle& op, const Stack& stack) {
+  return topOf(stack, op.schema().arguments().size());
+}
+
+const IValue& argumentNamed(const OperatorHandle& op, ArrayRef<IValue> arguments, const char* name) {
+  static const IValue none;
+  const int position = findArgument(op.schema(), name);
+  return position < 0 ? none : arguments[toSize(position)];
 }
 
 std::string_view namespaceOf(const c10::OperatorName& name) {

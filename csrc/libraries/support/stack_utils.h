@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string_view>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
@@ -36,6 +38,19 @@ inline ArrayRef<IValue> topOf(const Stack& stack, std::size_t count) {
   return ArrayRef<IValue>(stack).slice(stack.size() - count);
 }
 
+// Replaces the last `count` values of `stack`.
+template <typename Values>
+void replaceTop(Stack& stack, std::size_t count, Values values) {
+  torch::jit::drop(stack, count);
+  std::move(values.begin(), values.end(), std::back_inserter(stack));
+}
+
+// Returns the arguments of a call of `op`, which are on top of `stack`.
+TORCHEXT_API ArrayRef<IValue> argumentsOf(const OperatorHandle& op, const Stack& stack);
+
+// Returns the argument called `name` of a call, or None if the schema has none.
+const IValue& argumentNamed(const OperatorHandle& op, ArrayRef<IValue> arguments, const char* name);
+
 // Calls `visit` for each defined tensor in `value`, in order: plain tensors, lists of tensors, lists of optional
 // tensors, tuples and dictionaries of those.
 void forEachTensor(const IValue& value, TensorVisitor visit);
@@ -43,6 +58,12 @@ void forEachTensor(const IValue& value, TensorVisitor visit);
 // The same for several values, and for the last `count` values of `stack`.
 void forEachTensor(ArrayRef<IValue> values, TensorVisitor visit);
 void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit);
+
+// Calls `visit` for each tensor that a call with these arguments writes by its schema, with the position of the
+// argument.
+void forEachWritten(const c10::FunctionSchema& schema,
+                    ArrayRef<IValue> arguments,
+                    c10::function_ref<void(const Tensor& tensor, std::size_t position)> visit);
 
 // Returns true if `is_wanted` returns true for one of the defined tensors in `value`, or in `values`.
 bool hasTensor(const IValue& value, TensorPredicate is_wanted);

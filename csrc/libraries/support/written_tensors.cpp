@@ -1,23 +1,16 @@
 #include "written_tensors.h"
 
-#include <c10/util/irange.h>
-
 #include "stack_utils.h"
 
 namespace torchext {
 
 WrittenTensors::WrittenTensors(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
-  const auto note = [this](const at::Tensor& tensor) {
+  forEachWritten(schema, arguments, [this](const at::Tensor& tensor, std::size_t /*position*/) {
     if (tensor.has_storage()) {
       entries_.push_back(
           {tensor, c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()), tensor.storage().nbytes()});
     }
-  };
-  for (const auto i : c10::irange(arguments.size())) {
-    if (isWritten(schema.arguments()[i])) {
-      forEachTensor(arguments[i], note);
-    }
-  }
+  });
 }
 
 void WrittenTensors::appendChanged(torch::jit::Stack& stack) const {

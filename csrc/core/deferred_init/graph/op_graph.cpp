@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <typeinfo>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include "../../../libraries/support/source_lines.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
+#include "../../fake/calls/pointer_numbers.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
 
@@ -92,17 +92,6 @@ std::shared_ptr<const Stack> shared(Stack arguments) {
     return std::equal(known.begin(), known.end(), arguments.begin(), arguments.end(), isSameArgument);
   };
   return recent.get(is_same, [&arguments] { return std::move(arguments); });
-}
-
-// Returns true for a call that makes tensors in pinned memory.
-bool makesPinned(const OpNode& node) {
-  if (isPinMemory(node.op())) {
-    return true;
-  }
-  const auto& schema = node.op().schema();
-  const int position = takesTensorOptions(schema) ? findArgument(schema, "pin_memory") : -1;
-  const c10::IValue pin = position < 0 ? c10::IValue{} : node.arguments()[toSize(position)];
-  return pin.isBool() && pin.toBool();
 }
 
 // Frees a chain of operators one after another. Each operator owns the values that it read, and these own the operators
@@ -212,7 +201,9 @@ StorageValue::StorageValue(std::shared_ptr<const OpNode> writer, std::size_t out
       device_{storage.device()},
       nbytes_{storage.nbytes()} {
   const WrittenStorage& written = writer_->written()[output_];
-  is_pinned_ = written.is_argument ? writer_->tensors()[written.position].value->is_pinned_ : makesPinned(*writer_);
+  // The placeholders of recorded arguments are on the CPU, so that copies without waiting do not count as pinned.
+  is_pinned_ = written.is_argument ? writer_->tensors()[written.position].value->is_pinned_
+                                   : isPinMemory(writer_->op()) || makesPinned(writer_->op(), writer_->arguments());
 }
 
 StorageValue::StorageValue(Storage constant)
@@ -291,40 +282,6 @@ std::vector<Tensor> returnedTensors(c10::ArrayRef<c10::IValue> results) {
   return tensors;
 }
 
-namespace {
-
-// The tensors among the arguments of a call, by position. Most calls have few, so a linear search costs less than a
-// table; the lists of foreach operators are long.
-class EarlierTensors {
- public:
-  // Returns the position of an earlier occurrence of `tensor`. Otherwise adds it, at `position`.
-  std::optional<std::uint32_t> find(const Tensor& tensor, std::size_t position) {
-    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    const auto number = static_cast<std::uint32_t>(position);
-    if (table_.empty()) {
-      const auto* const found =
-          std::find_if(few_.begin(), few_.end(), [impl](const auto& one) { return one.first == impl; });
-      if (found != few_.end()) {
-        return found->second;
-      }
-      few_.emplace_back(impl, number);
-      if (few_.size() > kFew) {
-        table_.insert(few_.begin(), few_.end());
-      }
-      return std::nullopt;
-    }
-    const auto [found, is_new] = table_.emplace(impl, number);
-    return is_new ? std::nullopt : std::optional{found->second};
-  }
-
- private:
-  static constexpr std::size_t kFew = 8;
-  c10::SmallVector<std::pair<const c10::TensorImpl*, std::uint32_t>, kFew + 1> few_;
-  std::unordered_map<const c10::TensorImpl*, std::uint32_t> table_;
-};
-
-}  // namespace
-
 OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
     : number_{nextNumber()}, op_{op}, thread_state_{ThreadState::shared()} {
   if (std::string source = tracedSourceLine(); !source.empty()) {
@@ -333,12 +290,18 @@ OpNode::OpNode(const c10::OperatorHandle& op, const Stack& stack)
   const auto count = op_.schema().arguments().size();
   Stack arguments(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   const bool reads_metadata_only = isFactory(op_, arguments);
-  EarlierTensors earlier;
+  PointerNumbers distinct;
+  c10::SmallVector<std::uint32_t, 8> first_positions;  // the position of the first argument with each number
   const auto take = [&](const Tensor& tensor) {
     tensors_.push_back(reads_metadata_only && tensor.layout() == c10::kStrided ? TensorArgument::metadataOf(tensor)
                                                                                : TensorArgument::of(tensor));
     if (tensors_.back().value != nullptr) {
-      tensors_.back().same_as = earlier.find(tensor, tensors_.size() - 1);
+      const auto [number, is_new] = distinct.add(tensor.unsafeGetTensorImpl());
+      if (is_new) {
+        first_positions.push_back(static_cast<std::uint32_t>(tensors_.size() - 1));
+      } else {
+        tensors_.back().same_as = first_positions[number];
+      }
     }
     return placeholder();
   };

@@ -21,10 +21,6 @@ std::vector<Demand> demandsOf(const LiveGraph& graph) {
   return hooks().parts.demandsOf ? hooks().parts.demandsOf(graph) : wholeValues(graph);
 }
 
-PartRule partRuleOf(const OpNode& node) {
-  return hooks().parts.ruleOf(node);
-}
-
 const Geometry& writtenGeometry(const OpNode& node) {
   return node.written().front().geometry();
 }

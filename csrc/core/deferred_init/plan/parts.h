@@ -88,9 +88,6 @@ std::vector<Demand> wholeValues(const LiveGraph& graph);
 // Returns one demand for each operator of `graph`: `PartRules::demandsOf()`, or whole values.
 std::vector<Demand> demandsOf(const LiveGraph& graph);
 
-// `PartRules::ruleOf()`, or none.
-PartRule partRuleOf(const OpNode& node);
-
 // Returns true if calls with the rule can be run for a part.
 constexpr bool isForParts(PartRule rule) {
   return rule != PartRule::kNone && rule != PartRule::kAnyLayout;

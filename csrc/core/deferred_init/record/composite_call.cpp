@@ -19,10 +19,7 @@ namespace {
 
 // Returns true if all fakes in `arguments` are deferred.
 bool haveRecords(const Stack& arguments) {
-  bool have = true;
-  forEachTensor(arguments, arguments.size(),
-                [&have](const Tensor& tensor) { have = have && (!isFake(tensor) || valueOf(tensor) != nullptr); });
-  return have;
+  return allTensors(arguments, [](const Tensor& tensor) { return !isFake(tensor) || valueOf(tensor) != nullptr; });
 }
 
 bool isDeferredIndex(const Tensor& tensor) {

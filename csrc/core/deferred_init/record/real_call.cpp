@@ -85,13 +85,11 @@ void followMetadata(const Tensor& fake, const Tensor& real) {
 }
 
 // Returns true if `tensor` is one of `values`, or shows the memory of one.
-bool showsOneOf(const Tensor& tensor, const Stack& values) {
-  bool found = false;
-  forEachTensor(values, values.size(), [&](const Tensor& value) {
-    found = found || value.is_same(tensor) ||
-            (value.has_storage() && tensor.has_storage() && isSameStorage(value.storage(), tensor.storage()));
+bool showsOneOf(const Tensor& tensor, ArrayRef<IValue> values) {
+  return hasTensor(values, [&tensor](const Tensor& value) {
+    return value.is_same(tensor) ||
+           (value.has_storage() && tensor.has_storage() && isSameStorage(value.storage(), tensor.storage()));
   });
-  return found;
 }
 
 // The memory of a file (`torch.from_file()`) has no allocator. Other processes may map it, so the tensor stays real.

@@ -59,12 +59,6 @@ bool isCustom(const OperatorHandle& op) {
   return name_space != "aten" && name_space != "prims";
 }
 
-// Writing to an inference tensor outside inference mode raises when the version is counted, which PyTorch's kernels do
-// after the write (`ADInplaceOrViewType.cpp`): the real tensor has its new value then.
-bool isRaisedAfterWriting(const c10::Error& error) {
-  return isWriteToInferenceTensor(error);
-}
-
 // Only a program that updates a deferred tensor in every step reaches this number. Loops over the rows of a parameter
 // write other elements each time, constructors may write any number of times, and small values restart the count when
 // read.
@@ -142,10 +136,9 @@ class RecordedCall {
   void communicate();
   void liftConstant();
   void showDeferred();
-  void runForReal();
   void runAsFake();
   bool tryRunAsFake();
-  void runWithoutRecording();
+  void runAsFakeOrForReal();
   void fallBackToRealRun(const Stack& called);
   void record();
 
@@ -200,13 +193,13 @@ void RecordedCall::carryOut(RecorderOutcome outcome) {
       hooks().collectives.synchronize(op_, stack_);
       break;
     case RecorderOutcome::kRunsForReal:
-      runForReal();
+      callForReal(op_, keys_, stack_);
       break;
     case RecorderOutcome::kShows:
       showDeferred();
       break;
     case RecorderOutcome::kRunsAsFake:
-      runWithoutRecording();
+      runAsFakeOrForReal();
       break;
     case RecorderOutcome::kRecords:
       record();
@@ -415,10 +408,6 @@ void RecordedCall::showDeferred() {
   torch::jit::drop(stack_, num_arguments_ - 1);
 }
 
-void RecordedCall::runForReal() {
-  callForReal(op_, keys_, stack_);
-}
-
 void RecordedCall::runAsFake() {
   const RecordingGuard recording{/*can_run_for_real=*/!has_unrecorded_fake_};
   const c10::impl::ExcludeDispatchKeyGuard exclude{kDeferredInit};
@@ -446,7 +435,7 @@ bool RecordedCall::tryRunAsFake() {
 }
 
 // A fake without a record has no values for a real run.
-void RecordedCall::runWithoutRecording() {
+void RecordedCall::runAsFakeOrForReal() {
   if (has_unrecorded_fake_) {
     runAsFake();
     return;
@@ -460,7 +449,7 @@ void RecordedCall::runWithoutRecording() {
 void RecordedCall::fallBackToRealRun(const Stack& called) {
   stack_.resize(bottom_);  // remove what the failed call has left
   stack_.insert(stack_.end(), called.begin(), called.end());
-  runForReal();
+  callForReal(op_, keys_, stack_);
 }
 
 void RecordedCall::record() {
@@ -475,7 +464,9 @@ void RecordedCall::record() {
       return;
     }
   } catch (const c10::Error& error) {
-    if (isRaisedAfterWriting(error)) {
+    // Raised when the version is counted, which PyTorch's kernels do after the write (`ADInplaceOrViewType.cpp`): the
+    // real tensor has its new value then.
+    if (isWriteToInferenceTensor(error)) {
       noteDraws(node, generator, called);
       noteWrites(node, written, {});
     }
@@ -602,14 +593,13 @@ void RecordedCall::addResult(OpNode& node, c10::ArrayRef<Tensor> results, std::s
 
 }  // namespace
 
-RecorderOutcome predictRecorder(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
+RecorderOutcome predictRecorder(const OperatorHandle& op,
+                                DispatchKeySet keys,
+                                const Stack& arguments,
+                                bool is_below_autograd) {
   Stack stack = arguments;
-  return RecordedCall{op, keys, stack}.decideAboveAutograd();
-}
-
-RecorderOutcome predictRecorderBelowAutograd(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
-  Stack stack = arguments;
-  return RecordedCall{op, keys, stack}.decideBelowAutograd();
+  RecordedCall call{op, keys, stack};
+  return is_below_autograd ? call.decideBelowAutograd() : call.decideAboveAutograd();
 }
 
 void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -621,7 +611,7 @@ void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* 
 
 HandlersRecorder handlersRecorder() noexcept {
   return {[](const OperatorHandle& op, const Stack& stack) {
-            const auto arguments = topOf(stack, op.schema().arguments().size());
+            const auto arguments = argumentsOf(op, stack);
             return (haveDeferred(arguments) || isFactoryOfDeferred(op, arguments)) && !compositeKernelOf(op);
           },
           [](const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {

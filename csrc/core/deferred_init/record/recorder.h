@@ -48,14 +48,10 @@ enum class RecorderOutcome : std::uint8_t {
   kRecords,        // records the call, and runs it as a fake call
 };
 
-// Returns the decision of the fallback.
+// Returns the decision of the fallback, or, below autograd, that for a call that the handler of `Fake` hands over.
 TORCHEXT_API RecorderOutcome predictRecorder(const c10::OperatorHandle& op,
                                              c10::DispatchKeySet keys,
-                                             const torch::jit::Stack& arguments);
-
-// Returns the decision for a call that the handler of `Fake` hands over.
-TORCHEXT_API RecorderOutcome predictRecorderBelowAutograd(const c10::OperatorHandle& op,
-                                                          c10::DispatchKeySet keys,
-                                                          const torch::jit::Stack& arguments);
+                                             const torch::jit::Stack& arguments,
+                                             bool is_below_autograd);
 
 }  // namespace torchext

@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "../../hooks/hooks.h"
 #include "../plan/parts.h"
 
 namespace torchext {
@@ -29,7 +30,7 @@ bool readsFloat32OnCuda(const OpNode& node) {
 ThreadCountGuard::ThreadCountGuard(const OpNode& node) : previous_{at::get_num_threads()} {
   const KernelSettings& settings = *node.threadState().settings;
   const int recorded = settings.threads();
-  if (recorded == previous_ || partRuleOf(node) != PartRule::kNone) {
+  if (recorded == previous_ || hooks().parts.ruleOf(node) != PartRule::kNone) {
     return;
   }
   at::set_num_threads(recorded);
@@ -46,7 +47,7 @@ ThreadCountGuard::~ThreadCountGuard() {
 }
 
 void checkCudaPrecision(const OpNode& node) {
-  if (!readsFloat32OnCuda(node) || partRuleOf(node) != PartRule::kNone) {
+  if (!readsFloat32OnCuda(node) || hooks().parts.ruleOf(node) != PartRule::kNone) {
     return;
   }
   const auto changed = node.threadState().settings->changedCudaPrecision();

@@ -140,8 +140,8 @@ bool isDescribedByKey(const Tensor& tensor) {
 
 static_assert(std::tuple_size_v<CallKernels> == kComputingKeys.size());
 
-c10::SmallVector<const Tensor*, 8> distinctTensors(Arguments arguments) {
-  c10::SmallVector<const Tensor*, 8> tensors;
+DistinctTensors distinctTensors(Arguments arguments) {
+  DistinctTensors tensors;
   PointerNumbers seen;
   forEachTensor(arguments, [&](const Tensor& tensor) {
     if (seen.add(tensor.unsafeGetTensorImpl()).second) {

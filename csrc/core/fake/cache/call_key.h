@@ -18,9 +18,10 @@ namespace torchext {
 
 // The distinct tensors among the arguments of a call, in order.
 using CallTensors = c10::ArrayRef<const at::Tensor*>;
+using DistinctTensors = c10::SmallVector<const at::Tensor*, 8>;
 
 // Returns them. The pointers refer to `arguments`.
-c10::SmallVector<const at::Tensor*, 8> distinctTensors(c10::ArrayRef<c10::IValue> arguments);
+DistinctTensors distinctTensors(c10::ArrayRef<c10::IValue> arguments);
 
 // NOTE [Inputs of the metadata of results]
 //
@@ -29,8 +30,8 @@ c10::SmallVector<const at::Tensor*, 8> distinctTensors(c10::ArrayRef<c10::IValue
 //   * the kernel. It may change whenever a library is loaded or unloaded. The CPU kernel counts as well, because
 //     trials run it: NOTE [Errors of real tensors];
 //   * tensor arguments: whether they are fake or a wrapped number, dtype, device, sizes, strides, offset, lazy bits,
-//   the size of the storage, and which arguments
-//     are the same tensor or share a storage. For a wrapped number, its value also counts;
+//     the size of the storage, and which arguments are the same tensor or share a storage. For a wrapped number, its
+//     value also counts;
 //   * the other arguments. For a generator, only the device counts: a generator of another device is refused. Ordinary
 //     floating-point numbers do not count for some operators, such as those of optimizers, whose numbers change in each
 //     step;
@@ -141,7 +142,7 @@ class CallKey {
 
   const Traits traits_;
   Words words_;
-  c10::SmallVector<const at::Tensor*, 8> tensors_;
+  DistinctTensors tensors_;
   PointerNumbers tensor_numbers_;
   PointerNumbers storage_numbers_;
   std::size_t num_fakes_ = 0;

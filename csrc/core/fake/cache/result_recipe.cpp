@@ -37,10 +37,8 @@ class RecipeMaker {
  public:
   RecipeMaker(CallTensors arguments, const ResultRecipe& recipe) : arguments_{arguments} {
     for (const auto& storage : recipe.storages_) {
-      storages_.push_back(storage.given ? storage.given : makeFakeStorage(storage.nbytes, storage.device));
-      if (storage.is_pinned) {
-        pinStorage(storages_.back());
-      }
+      storages_.push_back(storage.given ? storage.given
+                                        : makeFakeStorage(storage.nbytes, storage.device, storage.is_pinned));
     }
   }
 

@@ -36,16 +36,9 @@ const OperatorSet indexesByTensors{"index by a list of tensors, which may contai
                                    {"aten::index", "aten::_unsafe_index"}};
 
 bool hasMaskIndex(const Stack& stack, const OperatorHandle& op) {
-  const int position = findArgument(op.schema(), "indices");
-  if (position < 0) {
-    return false;
-  }
-  bool found = false;
-  const auto visit = [&found](const Tensor& index) {
-    found = found || index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte;
-  };
-  forEachTensor(torch::jit::peek(stack, toSize(position), op.schema().arguments().size()), visit);
-  return found;
+  return hasTensor(argumentNamed(op, argumentsOf(op, stack), "indices"), [](const Tensor& index) {
+    return index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte;
+  });
 }
 
 // The name of the argument that decides, or an empty name.
@@ -63,7 +56,7 @@ bool readsLengths(const OperatorHandle& op, const Stack& stack) {
     return findArgument(schema, "batch_sizes") >= 0;
   }
   if (schema.name() == "aten::_padded_dense_to_jagged_forward") {
-    return torch::jit::peek(stack, 2, schema.arguments().size()).isNone();  // `total_L`
+    return argumentNamed(op, argumentsOf(op, stack), "total_L").isNone();
   }
   return schema.name() == "aten::_pack_padded_sequence";
 }
@@ -92,8 +85,8 @@ bool writesRunningStatistics(const OperatorHandle& op, const Stack& stack) {
   if (condition == nullptr) {
     return false;
   }
-  const int position = findArgument(op.schema(), condition);
-  return position < 0 || torch::jit::peek(stack, toSize(position), op.schema().arguments().size()).toBool();
+  const IValue& is_training = argumentNamed(op, argumentsOf(op, stack), condition);
+  return is_training.isNone() || is_training.toBool();
 }
 
 const OperatorSet fillsFirst{
@@ -126,8 +119,8 @@ const OperatorSet onlyAllocates{"make a tensor without initializing its memory",
 
 bool makesPinned(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   const auto is_set = [&](const char* name) {
-    const int position = findArgument(op.schema(), name);
-    return position >= 0 && arguments[toSize(position)].isBool() && arguments[toSize(position)].toBool();
+    const IValue& value = argumentNamed(op, arguments, name);
+    return value.isBool() && value.toBool();
   };
   if (!takesTensorOptions(op.schema())) {
     return false;
@@ -162,13 +155,12 @@ bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   if (isLiftFresh(op) || makesLikeTensor(op)) {
     return true;
   }
-  bool has_tensor = false;
-  forEachTensor(arguments, [&has_tensor](const Tensor&) { has_tensor = true; });
   const auto& returns = op.schema().returns();
-  return !has_tensor && std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
-    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-  });
+  return !hasTensor(arguments, [](const Tensor&) { return true; }) &&
+         std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+         });
 }
 
 bool onlyMakesViews(const OperatorHandle& op) {
@@ -245,10 +237,8 @@ bool isMaskedIndexing(const OperatorHandle& op, const Stack& stack) {
 }
 
 bool lacksValues(const OperatorHandle& op, const Stack& stack) {
-  const int size = findArgument(op.schema(), "output_size");
-  const bool is_told = size >= 0 && namespaceOf(op.operator_name()) == "aten" &&
-                       isTagged(op, at::Tag::dynamic_output_shape) &&
-                       !torch::jit::peek(stack, toSize(size), op.schema().arguments().size()).isNone();
+  const bool is_told = !argumentNamed(op, argumentsOf(op, stack), "output_size").isNone() &&
+                       namespaceOf(op.operator_name()) == "aten" && isTagged(op, at::Tag::dynamic_output_shape);
   return !is_told && needsValues(op, stack);
 }
 

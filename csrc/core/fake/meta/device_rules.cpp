@@ -78,7 +78,7 @@ Device DeviceRules::outputDevice() const {
 
 // Like `checkSetStorage()` (Resize.h), for the storage that `set_` gives to a tensor.
 void DeviceRules::checkSource(Device device) const {
-  for (const c10::IValue& argument : topOf(stack_, op_.schema().arguments().size())) {
+  for (const c10::IValue& argument : argumentsOf(op_, stack_)) {
     if (argument.isStorage()) {
       const Device found = argument.toStorage().device();
       TORCH_CHECK(found == device, "Attempted to set the storage of a tensor on device \"", device,
@@ -94,10 +94,10 @@ void DeviceRules::checkGenerators(Device device) const {
   if (device.is_meta() || !takesGenerator(op_) || namespaceOf(op_.operator_name()) != "aten") {
     return;
   }
-  const auto arguments = topOf(stack_, op_.schema().arguments().size());
-  const int training = findArgument(op_.schema(), "training");
+  const auto arguments = argumentsOf(op_, stack_);
+  const c10::IValue& training = argumentNamed(op_, arguments, "training");
   const bool draws = hasTensor(arguments, [](const at::Tensor& tensor) { return tensor.numel() > 0; }) &&
-                     (training < 0 || arguments[toSize(training)].toBool());
+                     (training.isNone() || training.toBool());
   if (!draws) {
     return;
   }
@@ -118,8 +118,7 @@ std::optional<Device> DeviceRules::explicitDevice() const {
   if (device_argument_ < 0) {
     return std::nullopt;
   }
-  const auto count = op_.schema().arguments().size();
-  return torch::jit::peek(stack_, toSize(device_argument_), count).toOptional<Device>();
+  return argumentsOf(op_, stack_)[toSize(device_argument_)].toOptional<Device>();
 }
 
 std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
@@ -137,7 +136,7 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
                   *common, " and ", tensor.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
     }
   };
-  forEachTensor(stack_, op_.schema().arguments().size(), visit);
+  forEachTensor(argumentsOf(op_, stack_), visit);
   if (common && scalar && common->is_cuda() && !mixesDevices()) {
     refuseNumber(*scalar, *common);
   }
@@ -162,7 +161,7 @@ void DeviceRules::refuseNumber(Device number, Device common) const {
 // Like the indexing kernels: `check_indices_on_cpu_or_selfdevice()` and `_index_put_impl_()`
 // (TensorAdvancedIndexing.cpp). The latter moves indices to the device of `self`, and numbers as well.
 void DeviceRules::checkIndices() const {
-  const auto arguments = topOf(stack_, op_.schema().arguments().size());
+  const auto arguments = argumentsOf(op_, stack_);
   if (readsByIndex(op_)) {
     const Device device = arguments[0].toTensor().device();
     TORCH_CHECK(device.is_meta() || !hasTensor(arguments[1],
@@ -184,11 +183,9 @@ void DeviceRules::checkIndices() const {
 // Like `copy_impl()`. A fake represents a tensor with values, unless it is on the meta device.
 void DeviceRules::checkThatValuesExist() const {
   const std::string& name = op_.schema().name();
-  const auto argument = [this](std::size_t i) -> const c10::IValue& {
-    return torch::jit::peek(stack_, i, op_.schema().arguments().size());
-  };
-  const bool is_lost = copiesSecond(op_) ? isOnMeta(argument(1)) && !isOnMeta(argument(0))
-                                         : name == "aten::_to_copy" && isOnMeta(argument(0)) &&
+  const auto arguments = argumentsOf(op_, stack_);
+  const bool is_lost = copiesSecond(op_) ? isOnMeta(arguments[1]) && !isOnMeta(arguments[0])
+                                         : name == "aten::_to_copy" && isOnMeta(arguments[0]) &&
                                                !explicitDevice().value_or(c10::kMeta).is_meta();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_lost, "Cannot copy out of meta tensor; no data!");
 }
@@ -200,7 +197,7 @@ bool DeviceRules::namesFakeDevice() const {
 
 bool DeviceRules::mixesDevices() const {
   if (looksUpInMeta(op_)) {
-    const c10::IValue& weight = torch::jit::peek(stack_, 0, op_.schema().arguments().size());
+    const c10::IValue& weight = argumentsOf(op_, stack_)[0];
     return weight.isTensor() && weight.toTensor().is_meta();
   }
   return mayMixDevices(op_) || hasFakeImplementation(op_);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -121,7 +120,8 @@ class MetaCall {
   }
 
  private:
-  // The sources, which return null if they have no recipe of the call.
+  // The sources, which return null if they have no recipe of the call. `describe()` calls them in this order,
+  // because each uses the results of the previous ones.
   std::shared_ptr<ResultRecipe> describeByTrial();
   std::shared_ptr<ResultRecipe> describeByKernel();
   std::shared_ptr<ResultRecipe> describeOnZeros();
@@ -143,7 +143,7 @@ class MetaCall {
   std::shared_ptr<ResultRecipe> describeResults(RecipeBuilder&& recipe);
 
   c10::ArrayRef<IValue> arguments() const {
-    return topOf(called_, op_.schema().arguments().size());
+    return argumentsOf(op_, called_);
   }
 
   bool runsOnFakes() const {
@@ -155,7 +155,7 @@ class MetaCall {
   const CallTensors tensors_;
   const MetaPlan& plan_;
   std::exception_ptr refusal_;
-  Stack stack_;  // first the converted arguments, then the results
+  Stack stack_;  // first the arguments, then the converted ones, then the results
   Shadows shadows_;
   // The arguments whose data or metadata the operator writes.
   std::vector<Tensor> written_;
@@ -449,9 +449,7 @@ std::shared_ptr<ResultRecipe> describeOnMeta(const OperatorHandle& op,
 void runOnMeta(const OperatorHandle& op, Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
   const auto tensors = distinctTensors(topOf(stack, count));
-  Results results = describeOnMeta(op, stack, tensors, planOnMeta(op, stack))->make(tensors);
-  torch::jit::drop(stack, count);
-  std::move(results.begin(), results.end(), std::back_inserter(stack));
+  replaceTop(stack, count, describeOnMeta(op, stack, tensors, planOnMeta(op, stack))->make(tensors));
 }
 
 }  // namespace torchext

@@ -26,9 +26,9 @@ struct MetaPlan {
 // or the c10::Error of a call that would write to a real tensor or to overlapping memory, or that mixes devices.
 MetaPlan planOnMeta(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-// Returns the recipe of the call, found by the operator's Meta kernel, for the distinct tensors among its arguments.
-// Changes neither these nor the stack. If real tensors refuse the same call, the recipe raises their error. Raises the
-// plan's refusal, and passes on the kernel's errors.
+// Returns the recipe of the call for the distinct tensors among its arguments: NOTE [Sources of recipes],
+// meta_call.cpp. Changes neither these nor the stack. If real tensors refuse the same call, the recipe raises their
+// error. Raises the plan's refusal, and passes on the kernel's errors.
 std::shared_ptr<ResultRecipe> describeOnMeta(const c10::OperatorHandle& op,
                                              const torch::jit::Stack& stack,
                                              CallTensors tensors,

@@ -45,7 +45,7 @@ bool isScatterIntoCopy(const OperatorHandle& op) {
 // (`full` of a complex number under a default dtype of float16) and errors (`arange` to NaN).
 bool isComposedFactory(const OperatorHandle& op, const Stack& stack) {
   return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
-         !op.hasKernelForDispatchKey(DispatchKey::CPU) && isFactory(op, topOf(stack, op.schema().arguments().size()));
+         !op.hasKernelForDispatchKey(DispatchKey::CPU) && isFactory(op, argumentsOf(op, stack));
 }
 
 // Returns true if a tensor or number among the arguments is complex.
@@ -58,7 +58,7 @@ bool hasComplex(c10::ArrayRef<c10::IValue> arguments) {
 // Returns the C++ Meta kernel of a structured operator, or an invalid kernel: NOTE [C++ Meta kernels].
 c10::KernelFunction structuredKernelOf(const OperatorHandle& op, const Stack& stack) {
   const auto device = meta_call_device;
-  const bool is_real = !hasComplex(topOf(stack, op.schema().arguments().size()));
+  const bool is_real = !hasComplex(argumentsOf(op, stack));
   const bool is_shared =
       op.hasTag(at::Tag::pointwise) ? device && !device->is_meta() : device && device->is_cpu() && is_real;
   return is_shared && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)
@@ -122,19 +122,12 @@ bool hasOnlyPythonMetaKernel(const OperatorHandle& op) {
 
 void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& stack) {
   hooks().kernels.callMeta(op, stack, [&](Stack& accepted) {
-    switch (kernel) {
-      case MetadataKernel::kMeta:
-      case MetadataKernel::kFake:
-      case MetadataKernel::kOwn:
-      case MetadataKernel::kZeros:
-      case MetadataKernel::kMissing:
-        callKernel(op, accepted);
-        break;
-      case MetadataKernel::kComposite:
-        op.callBoxedForDispatchKey(isScatterIntoCopy(op) ? DispatchKey::CompositeExplicitAutogradNonFunctional
-                                                         : DispatchKey::CompositeExplicitAutograd,
-                                   accepted);
-        break;
+    if (kernel == MetadataKernel::kComposite) {
+      op.callBoxedForDispatchKey(isScatterIntoCopy(op) ? DispatchKey::CompositeExplicitAutogradNonFunctional
+                                                       : DispatchKey::CompositeExplicitAutograd,
+                                 accepted);
+    } else {
+      callKernel(op, accepted);  // the dispatcher finds the program's, our own, or the fallback that raises an error
     }
   });
 }

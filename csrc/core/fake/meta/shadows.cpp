@@ -28,11 +28,7 @@ Storage makeMetaStorage(std::size_t nbytes) {
 }
 
 Storage fakeStorageLike(const Storage& storage) {
-  Storage fake = makeFakeStorage(storage.nbytes(), storage.device());
-  if (isPinnedStorage(storage)) {
-    pinStorage(fake);
-  }
-  return fake;
+  return makeFakeStorage(storage.nbytes(), storage.device(), isPinnedStorage(storage));
 }
 
 // Returns a tensor on `storage`, which is on the meta device, with the metadata of `tensor`.

@@ -161,10 +161,12 @@ void clearAutocastCache() {
 
 }  // namespace
 
-Storage makeFakeStorage(std::size_t nbytes, c10::Device device) {
+Storage makeFakeStorage(std::size_t nbytes, c10::Device device, bool is_pinned) {
   takeFakeKeys();
   auto context = std::make_unique<FakeStorageContext>();
-  if (const MemoryCounter* counter = memoryCounter(); counter != nullptr && counter->counts(device)) {
+  context->memory.is_pinned = is_pinned && device.is_cpu();
+  const MemoryCounter* counter = memoryCounter();
+  if (counter != nullptr && counter->counts(context->memory.is_pinned ? kPinnedMemory : device)) {
     context->memory.is_expected = true;
     has_uncounted = true;
   }
@@ -204,17 +206,6 @@ void countStorage(const Storage& storage) {
   const auto is_expected = [](CountedMemory& memory) { return std::exchange(memory.is_expected, false); };
   if (const auto countable = countableOf(storage, is_expected)) {
     count(storage, *countable);
-  }
-}
-
-void pinStorage(const Storage& storage) noexcept {
-  const MemoryCounter* counter = memoryCounter();
-  const bool is_expected = counter != nullptr && counter->counts(kPinnedMemory);
-  const Locked lock{LockRank::kStorages};
-  if (FakeStorageContext* context = contextOf(storage); context != nullptr && storage.device().is_cpu()) {
-    context->memory.is_pinned = true;
-    context->memory.is_expected = is_expected;
-    has_uncounted |= is_expected;
   }
 }
 
@@ -304,12 +295,6 @@ bool mayHaveProvenance(const at::TensorBase& fake) noexcept {
   const c10::TensorImpl& impl = *fake.unsafeGetTensorImpl();
   return typeid(impl) != typeid(FakeTensorImpl) ||
          static_cast<const FakeTensorImpl&>(impl).may_have_provenance_.load(std::memory_order_relaxed);
-}
-
-bool hasProvenance(const Storage& storage) noexcept {
-  const Locked lock{LockRank::kStorages};
-  const FakeStorageContext* context = contextOf(storage);
-  return context != nullptr && context->provenance != nullptr;
 }
 
 void setProvenance(const Storage& storage, std::shared_ptr<Provenance> provenance, DispatchKeySet keys) {

@@ -38,8 +38,9 @@ class Provenance {
   virtual ~Provenance() = default;
 };
 
-// Makes a storage of `nbytes` bytes on `device` that has no memory.
-c10::Storage makeFakeStorage(std::size_t nbytes, c10::Device device);
+// Makes a storage of `nbytes` bytes on `device` that has no memory. Memory of other devices than the CPU is never
+// pinned.
+c10::Storage makeFakeStorage(std::size_t nbytes, c10::Device device, bool is_pinned = false);
 
 bool isFakeStorage(const c10::Storage& storage) noexcept;
 
@@ -54,9 +55,6 @@ std::shared_ptr<Provenance> provenanceOf(const c10::Storage& storage);
 
 // Returns false only if the storage of `fake` has no provenance. Takes no lock.
 bool mayHaveProvenance(const at::TensorBase& fake) noexcept;
-
-// Returns true if `provenanceOf()` is not null.
-bool hasProvenance(const c10::Storage& storage) noexcept;
 
 // Stores the origin of the bytes, and gives `keys` to every tensor on `storage`, now and later. Does nothing to a real
 // storage.

@@ -43,9 +43,6 @@ bool takeUncounted() noexcept;
 // Counts `storage`, unless it must not be counted or already has been.
 void countStorage(const c10::Storage& storage);
 
-// Marks the memory of `storage`, which must be fake and on the CPU, as pinned. Call before it is counted.
-void pinStorage(const c10::Storage& storage) noexcept;
-
 bool isPinnedStorage(const c10::Storage& storage) noexcept;
 
 // Excludes `storage` from counting.
