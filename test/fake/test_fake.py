@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 import torch
 from common import assert_same_tensor, build_both
+from comparisons import metadata
 from expecttest import assert_expected_inline
 from torch import nn
 
@@ -553,6 +554,14 @@ class TestConversions:
         assert is_fake(fake)
         assert (fake.shape, fake.dtype, fake.requires_grad) == (real.shape, real.dtype, True)
         assert not is_fake(real)
+
+    @pytest.mark.parametrize("view", [torch.clone, torch.t, lambda t: t[:1]], ids=["whole", "transposed", "part"])
+    def test_fake_like_of_zeros_without_memory(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        real, other = view(torch._efficientzerotensor((2, 3))), torch.ones(2, 1)
+        fake = fake_like(real)
+        assert metadata(fake) == metadata(real)
+        assert fake._is_zerotensor() == real._is_zerotensor()
+        assert metadata(fake * fake_like(other)[0]) == metadata(real * other[0])
 
     def test_deepcopy_gives_fakes_that_share_as_the_originals_do(self, fake: torch.Tensor) -> None:
         pair = copy.deepcopy([fake, fake[1]])

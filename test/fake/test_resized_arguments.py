@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -192,3 +194,16 @@ def test_output_with_a_math_bit_is_resized(kind: str, size: int, mode: Callable[
             assert metadata(found, ALL_PROPERTIES) == metadata(wanted, ALL_PROPERTIES), name
             assert metadata(deferred, ALL_PROPERTIES) == metadata(wanted, ALL_PROPERTIES), name
             assert_same_tensor(materialize_tensor(deferred), wanted, name, strictly=False)
+
+
+def test_operators_are_prepared_for_the_first_copied_tensor_with_a_math_bit() -> None:
+    """They are prepared once per process, so a new process is needed."""
+    program = """
+import torch
+from torchext.fake import fake_like
+out = fake_like(torch.zeros(2, 2, dtype=torch.complex64).conj().imag)
+print(tuple(torch.mm(fake_like(torch.ones(3, 3)), fake_like(torch.ones(3, 3)), out=out).shape), out.is_neg())
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout == "(3, 3) True\n", ended.stderr

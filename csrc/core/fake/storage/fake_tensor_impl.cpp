@@ -29,6 +29,15 @@ bool isDispatchModeActive() {
          !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
 }
 
+// Returns `keys` with the lazy bits of `source` in place of those of `keys`.
+DispatchKeySet withLazyBitsOf(const TensorImpl& source, DispatchKeySet keys) {
+  const DispatchKeySet bits = source.key_set() & kLazyBits;
+  if (!bits.empty()) {
+    prepareForLazyBits(bits);
+  }
+  return (keys - kLazyBits) | bits;
+}
+
 }  // namespace
 
 FakeTensorImpl::FakeTensorImpl(Storage storage, DispatchKeySet backend_keys, caffe2::TypeMeta dtype)
@@ -51,11 +60,7 @@ void FakeTensorImpl::release_resources() {
 }
 
 void FakeTensorImpl::initGeometry(const TensorImpl& source) {
-  const DispatchKeySet bits = source.key_set() & kLazyBits;
-  if (!bits.empty()) {
-    prepareForLazyBits(bits);
-  }
-  key_set_ = (key_set_ - kLazyBits) | bits;
+  key_set_ = withLazyBitsOf(source, key_set_);
   sizes_and_strides_ = source.*(&FakeTensorImpl::sizes_and_strides_);
   storage_offset_ = source.storage_offset();
   numel_ = source.numel();
@@ -71,7 +76,7 @@ void FakeTensorImpl::initGeometry(const TensorImpl& source) {
 // refuse a tensor returned by `.data`, but the kernel has already refused it.
 void FakeTensorImpl::copyGeometry(TensorImpl& fake, const TensorImpl& source) {
   DispatchKeySet& keys = fake.*(&FakeTensorImpl::key_set_);
-  keys = (keys - kLazyBits) | (source.key_set() & kLazyBits);
+  keys = withLazyBitsOf(source, keys);
   (fake.*(&FakeTensorImpl::sizes_and_strides_)).set_sizes(source.sizes());
   (fake.*(&FakeTensorImpl::sizes_and_strides_)).set_strides(source.strides());
   fake.*(&FakeTensorImpl::storage_offset_) = source.storage_offset();
