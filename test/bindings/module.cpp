@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "../../csrc/core/deferred_init/state/kernel_settings.h"
+#include "../../csrc/libraries/support/kernel_settings.h"
 #include "../../csrc/extensions/marks/tensor_marks.h"
 
 namespace torchext::python {

@@ -10,7 +10,6 @@
 
 #include "../../core/fake/cache/call_key.h"
 #include "../../core/fake/cache/metadata_cache.h"
-#include "../../core/fake/calls/device_index.h"
 #include "../../core/fake/calls/errors.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
@@ -20,6 +19,7 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/error_texts.h"
+#include "../../libraries/support/device_index.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/written_tensors.h"
 #include "../cuda/fake_cuda.h"

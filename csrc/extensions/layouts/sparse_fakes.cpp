@@ -7,9 +7,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/calls/device_index.h"
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
+#include "../../libraries/support/device_index.h"
 
 namespace torchext {
 

@@ -8,8 +8,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "../../core/fake/calls/substitution.h"
 #include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/substitution.h"
 #include "size_scale.h"
 
 namespace torchext {

@@ -10,13 +10,13 @@
 #include <ATen/native/ConvUtils.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/calls/pointer_numbers.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/plain_tensors.h"
+#include "../../libraries/support/pointer_numbers.h"
 #include "../../libraries/support/written_tensors.h"
 #include "../support/kernel_threads.h"
 #include "real_results.h"

@@ -1,4 +1,4 @@
-"""Settings that affect kernels besides their arguments: csrc/core/deferred_init/state/kernel_settings.h."""
+"""Settings that affect kernels besides their arguments: csrc/libraries/support/kernel_settings.h."""
 
 from __future__ import annotations
 

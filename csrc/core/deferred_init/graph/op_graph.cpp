@@ -15,11 +15,11 @@
 #include <c10/util/SmallVector.h>
 
 #include "../../../libraries/support/plain_tensors.h"
+#include "../../../libraries/support/pointer_numbers.h"
 #include "../../../libraries/support/recently_shared.h"
 #include "../../../libraries/support/source_lines.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
-#include "../../fake/calls/pointer_numbers.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
 

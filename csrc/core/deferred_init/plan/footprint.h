@@ -2,8 +2,8 @@
 
 #include <vector>
 
+#include "../../../libraries/support/byte_set.h"
 #include "../graph/op_graph.h"
-#include "byte_set.h"
 
 namespace torchext {
 

@@ -13,8 +13,8 @@
 
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
+#include "../../../libraries/support/substitution.h"
 #include "../../fake/calls/op_traits.h"
-#include "../../fake/calls/substitution.h"
 #include "../../fake/fake.h"
 #include "../../fake/resizable_outputs.h"
 #include "../../fake/storage/fake_keys.h"

@@ -11,7 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/macros.h>
 
-#include "kernel_settings.h"
+#include "../../../libraries/support/kernel_settings.h"
 
 namespace torchext {
 

@@ -13,12 +13,12 @@
 #include <c10/core/DefaultDtype.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../../libraries/support/device_index.h"
 #include "../../../libraries/support/operator_table.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../../torch_internals/kernel_identity.h"
-#include "../calls/device_index.h"
 #include "../calls/recording.h"
 #include "../storage/fake_storage.h"
 #include "../storage/storage_memory.h"

@@ -12,7 +12,7 @@
 #include <c10/util/OptionalArrayRef.h>
 #include <c10/util/SmallVector.h>
 
-#include "../calls/pointer_numbers.h"
+#include "../../../libraries/support/pointer_numbers.h"
 
 namespace torchext {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
+#include "../../../libraries/support/device_index.h"
 #include "../../../libraries/support/operator_table.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
-#include "../calls/device_index.h"
 #include "../calls/op_traits.h"
 #include "meta_kernel.h"
 

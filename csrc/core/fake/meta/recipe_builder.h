@@ -30,9 +30,9 @@
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
+#include "../../../libraries/support/pointer_numbers.h"
+#include "../../../libraries/support/substitution.h"
 #include "../cache/result_recipe.h"
-#include "../calls/pointer_numbers.h"
-#include "../calls/substitution.h"
 
 namespace torchext {
 

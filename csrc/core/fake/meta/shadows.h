@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
-#include "../calls/substitution.h"
+#include "../../../libraries/support/substitution.h"
 
 namespace torchext {
 

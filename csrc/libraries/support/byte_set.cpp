@@ -6,7 +6,7 @@
 
 #include <c10/util/irange.h>
 
-#include "../../../libraries/support/sizes.h"
+#include "sizes.h"
 
 namespace torchext {
 

@@ -9,8 +9,8 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 
-#include "../../../libraries/support/sizes.h"
 #include "pointer_numbers.h"
+#include "sizes.h"
 
 namespace torchext {
 

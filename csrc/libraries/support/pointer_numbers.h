@@ -7,7 +7,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
-#include "../../../libraries/support/sizes.h"
+#include "sizes.h"
 
 namespace torchext {
 
