@@ -51,7 +51,7 @@ def register_policy(op: Operator, policy: str, device_types: Iterable[str] = DEV
 def policy(op: Operator, device_type: str) -> str:
     """Return the autocast policy of an operator, from PyTorch or from `register_policy()`.
 
-    The policy is measured by calling PyTorch's kernel, not read from a list: csrc/extensions/amp/policy_probe.h.
+    The policy is measured by calling PyTorch's kernel, not read from a list: csrc/extensions/amp/policies.h.
 
     Args:
         op: The operator, as for `register_policy()`. Without an overload, its default overload if it has one.

@@ -12,11 +12,10 @@
 #include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/autocast_mode.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../marks/marks_handlers.h"
-#include "amp_arguments.h"
-#include "amp_results.h"
+#include "../marks/marks_key.h"
+#include "amp_tensor.h"
 #include "backward.h"
-#include "policy_probe.h"
+#include "policies.h"
 
 namespace torchext {
 

@@ -9,7 +9,7 @@
 
 namespace torchext {
 
-// A handler of marks_handlers.h receives all calls in a self-cleaning region, and all calls with AmpTensors among their
+// A handler of marks_key.h receives all calls in a self-cleaning region, and all calls with AmpTensors among their
 // arguments. It excludes its key for the calls that it makes, so it runs once for a composite, not for each of its
 // parts. Its steps:
 //

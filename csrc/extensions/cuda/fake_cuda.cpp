@@ -1,31 +1,38 @@
 #include "fake_cuda.h"
 
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Device.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/profiler/stubs/base.h>
 #include <torch/library.h>
 
+#include "../../core/fake/calls/recording.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/no_warnings.h"
+#include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/take_key.h"
 #include "../support/autograd.h"
 #include "attention.h"
-#include "composed_kernels.h"
 #include "generators.h"
-#include "profiling.h"
 #include "streams.h"
 #include "virtual_table.h"
 
 namespace torchext {
 
 using c10::DeviceIndex;
+using c10::DispatchKey;
+using torch::profiler::impl::ProfilerVoidEventStub;
 
 namespace {
 
@@ -424,6 +431,66 @@ void registerFakeCuda() {
   all.devices.isMissing = [](c10::Device device) { return device.is_cuda() && !hasRealCuda(); };
   all.decompositions.add(&composedKernelOnCuda);
   all.followers.add(&followFakeCudaDraws);
+}
+
+namespace {
+
+const OperatorSet isComposed{
+    "are composed of others on CUDA, where their kernels allocate temporary buffers and read no values",
+    {"aten::_euclidean_dist", "aten::_trilinear", "aten::affine_grid_generator",
+     "aten::binary_cross_entropy_with_logits", "aten::block_diag", "aten::count_nonzero", "aten::dist", "aten::isinf",
+     "aten::logcumsumexp", "aten::masked_scatter", "aten::norm.Scalar", "aten::norm.ScalarOpt_dtype",
+     "aten::soft_margin_loss_backward", "aten::soft_margin_loss_backward.grad_input"},
+    Overloads::kNamed};
+
+}  // namespace
+
+std::optional<DispatchKey> composedKernelOnCuda(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto is_on_cuda = [](const at::Tensor& tensor) { return tensor.is_cuda(); };
+  if (isComposed(op) && !isRecording() && hasTensor(arguments, is_on_cuda)) {
+    for (const DispatchKey key :
+         {DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+      if (op.hasKernelForDispatchKey(key)) {
+        return key;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+class NoEvents final : public torch::profiler::impl::ProfilerStubs {
+ public:
+  void record(c10::DeviceIndex* device, ProfilerVoidEventStub* /*event*/, std::int64_t* cpu_ns) const override {
+    if (device != nullptr) {
+      *device = 0;
+    }
+    if (cpu_ns != nullptr) {
+      *cpu_ns = 0;
+    }
+  }
+
+  float elapsed(const ProfilerVoidEventStub* /*first*/, const ProfilerVoidEventStub* /*second*/) const override {
+    return 0;
+  }
+
+  void mark(const char* /*name*/) const override {}
+  void rangePush(const char* /*name*/) const override {}
+  void rangePop() const override {}
+  bool enabled() const override {
+    return true;
+  }
+  void onEachDevice(std::function<void(int)> /*visit*/) const override {}
+  void synchronize() const override {}
+};
+
+}  // namespace
+
+void standInForCudaProfiler() {
+  // Leaked: threads that profile hold a pointer to it.
+  static auto* stubs = new NoEvents;
+  torch::profiler::impl::registerCUDAMethods(stubs);
 }
 
 }  // namespace torchext

@@ -14,7 +14,7 @@
 #include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/source_lines.h"
 #include "../../libraries/support/stack_utils.h"
-#include "marks_handlers.h"
+#include "marks_key.h"
 #include "tensor_marks.h"
 
 namespace torchext {

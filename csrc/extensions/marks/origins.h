@@ -18,7 +18,7 @@
 #include <torchext/macros.h>
 
 #include "../../core/inference/mode_blocks.h"
-#include "marks_handlers.h"
+#include "marks_key.h"
 
 namespace torchext {
 

@@ -13,7 +13,7 @@
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/open_blocks.h"
 #include "../../libraries/support/sizes.h"
-#include "../support/allocation_reporter.h"
+#include "../support/allocation_limit.h"
 #include "device_memory.h"
 
 namespace torchext {

@@ -7,7 +7,6 @@
 #include <c10/core/impl/alloc_cpu.h>
 
 #include "../../libraries/support/sizes.h"
-#include "allocation_reporter.h"
 
 namespace torchext {
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include "no_observers.h"
 
@@ -30,5 +31,22 @@ class AllocationLimit {
 // Returns true if PyTorch's CPU allocator reports memory before it has an owner: otherwise a reporter that frees it and
 // raises would free it twice. `is_broken`: for tests.
 bool testAllocationLimit(bool is_broken);
+
+// Receives reports from PyTorch's allocators on a thread (`reportMemoryUsageToProfiler()`), installed in place of a
+// profiler. PyTorch casts it to a profiler state (`ProfilerStateBase::get()`), so it is one, disabled.
+class AllocationReporter : public torch::profiler::impl::ProfilerStateBase {
+ public:
+  AllocationReporter()
+      : ProfilerStateBase{torch::profiler::impl::ProfilerConfig{torch::profiler::impl::ProfilerState::Disabled}} {}
+  C10_DISABLE_COPY_AND_ASSIGN(AllocationReporter);
+
+  torch::profiler::impl::ActiveProfilerType profilerType() override {
+    return torch::profiler::impl::ActiveProfilerType::NONE;
+  }
+
+  bool memoryProfilingEnabled() const override {
+    return true;
+  }
+};
 
 }  // namespace torchext

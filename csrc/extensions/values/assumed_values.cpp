@@ -1,20 +1,29 @@
 #include "assumed_values.h"
 
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/WrapDimMinimal.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
+#include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "assumed_elements.h"
-#include "assumed_indices.h"
-#include "assumed_masks.h"
 #include "assumptions.h"
 #include "known_bytes.h"
 #include "known_values.h"
@@ -141,6 +150,176 @@ bool assumeResults(const OperatorHandle& op,
          assumeDraws(op, arguments, results, written) || assumeMask(op, arguments, results) ||
          assumeByRunning(op, arguments, results, written) || assumeElements(op, arguments, results) ||
          assumeCounts(op, arguments, results);
+}
+
+namespace {
+
+constexpr int64_t kMaxPattern = 1 << 16;
+const OperatorSet mayMakeIndices{
+    "return positions in their argument",
+    {"aten::topk", "aten::sort", "aten::argmax", "aten::argmin", "aten::max", "aten::min", "aten::median",
+     "aten::kthvalue", "aten::mode", "aten::multinomial", "aten::nanmedian"}};
+
+// Returns true if the positions of `scores` follow from values. Assumed scores are alike, also if a known bias was
+// added to them, or if a mask of assumed positions covers some. So `topk` of them follows the policy.
+bool determinesPositions(const OperatorHandle& op, const Tensor& scores) {
+  const ValueKind kind = kindOf(scores);
+  const bool is_score = c10::isFloatingType(scores.scalar_type()) && kind != ValueKind::kKnown;
+  return hasValue(scores) && !(is_score && (op.schema().name() == "aten::topk" || kind == ValueKind::kAssumed));
+}
+
+bool makesIndices(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (!mayMakeIndices(op) || hasOut(op) || determinesPositions(op, arguments.front().toTensor())) {
+    return false;
+  }
+  const bool is_of_values = results.size() == 1 && arguments.front().toTensor().scalar_type() == c10::kLong;
+  return results.back().toTensor().scalar_type() == c10::kLong && !is_of_values;
+}
+
+// Rows of positions: each row has `length` positions, which are less than `count`.
+struct ChosenRows {
+  int64_t count;
+  int64_t length;
+  std::optional<int64_t> dim;  // the dimension of the rows, if there are several positions
+};
+
+ChosenRows chosenRows(const OperatorHandle& op, ArrayRef<IValue> arguments, const Tensor& indices) {
+  const Tensor& source = arguments.front().toTensor();
+  const int position = findArgument(op.schema(), "dim");
+  const IValue dim = position < 0 ? IValue(-1) : arguments[toSize(position)];
+  const bool is_of_all = !dim.isInt() || source.dim() == 0;
+  const int64_t count = std::max<int64_t>(is_of_all ? source.numel() : source.size(dim.toInt()), 1);
+  if (is_of_all || indices.dim() != source.dim()) {
+    return {count, 1, std::nullopt};
+  }
+  const int64_t wrapped = c10::maybe_wrap_dim(dim.toInt(), source.dim());
+  return {count, std::max<int64_t>(indices.size(wrapped), 1), wrapped};
+}
+
+// Rearranges `positions` from the order of rows to a tensor of `sizes` with the rows in `dim`.
+Tensor inDimension(const Tensor& positions, c10::IntArrayRef sizes, int64_t dim) {
+  const HiddenCalls guard;
+  std::vector<int64_t> by_rows = sizes.vec();
+  const auto place = by_rows.begin() + static_cast<std::ptrdiff_t>(dim);
+  std::rotate(place, place + 1, by_rows.end());
+  return positions.view(by_rows).movedim(-1, dim);
+}
+
+}  // namespace
+
+bool assumeIndices(const OperatorHandle& op,
+                   ArrayRef<IValue> arguments,
+                   ArrayRef<IValue> results,
+                   const Assumptions& assumptions) {
+  if (!makesIndices(op, arguments, results)) {
+    return false;
+  }
+  const Tensor& indices = results.back().toTensor();
+  const ChosenRows rows = chosenRows(op, arguments, indices);
+  const int64_t num_rows = indices.numel() / rows.length;
+  const auto choose = [&](int64_t chosen) {
+    const auto [positions, policy] = assumptions.positions(rows.count, rows.length, chosen);
+    return std::pair{positions, standingOn(arguments) | policy};
+  };
+  const bool is_partial = rows.length < rows.count;  // sorting large data returns many positions, which nothing counts
+  if (isSmall(indices) || (is_partial && isSmallForRouting(indices))) {
+    const auto [positions, kind] = choose(num_rows);
+    setElements(indices, rows.dim ? inDimension(positions, indices.sizes(), *rows.dim) : positions, kind);
+    return true;
+  }
+  if ((rows.dim && *rows.dim != indices.dim() - 1) || rows.length * rows.count > kMaxPattern) {
+    return false;
+  }
+  const auto [positions, kind] = choose(std::min(num_rows, rows.count));
+  setElements(indices, positions, kind);
+  return true;
+}
+
+namespace {
+
+// Numbers that a tensor without known values may contain. The first is ordinary.
+constexpr std::array<double, 3> kNumbers{kAssumedNumber, 256, -256};
+constexpr std::array<double, 2> kIntegers{kOrdinaryInteger, -100};
+
+// Returns the value of `tensor` in a trial: one or a few elements, unless all tensors of the call are small.
+Tensor trialValueOf(const Tensor& tensor, bool are_small, std::size_t trial) {
+  if (!isOpen(tensor)) {
+    return are_small ? assumedValueOf(tensor) : elementFor(tensor);
+  }
+  const double number = isDiscrete(tensor) ? kIntegers.at(std::min(trial, kIntegers.size() - 1)) : kNumbers.at(trial);
+  const auto sizes = are_small ? tensor.sizes().vec() : sizesOfOne(tensor);
+  const Tensor tried = filled(sizes, tensor.scalar_type(), number);
+  return are_small ? withParts(tensor, tried) : tried;
+}
+
+// The result of a test for ordinary numbers, and the elements for which other numbers have another result.
+struct TestedNumbers {
+  Tensor ordinary;
+  Tensor differs;
+};
+
+TestedNumbers testNumbers(const OperatorHandle& op, ArrayRef<IValue> arguments, bool are_small, bool are_integers) {
+  const auto truth_of = [&](std::size_t trial) {
+    const auto value_of = [=](const Tensor& tensor) { return trialValueOf(tensor, are_small, trial); };
+    return runOn(op, arguments, value_of).front().toTensor();
+  };
+  const Tensor ordinary = truth_of(0);
+  Tensor differs = at::full_like(ordinary, false);
+  for (const auto trial : c10::irange(std::size_t{1}, are_integers ? kIntegers.size() : kNumbers.size())) {
+    differs = differs.logical_or(truth_of(trial).ne(ordinary));
+  }
+  return {ordinary, differs};
+}
+
+// Returns a mask of `sizes` of the elements for which an open argument has no value. All arguments must be small.
+Tensor openElements(ArrayRef<IValue> arguments, c10::IntArrayRef sizes) {
+  Tensor open = at::zeros(sizes, c10::kBool);
+  forEachTensor(arguments, [&open](const Tensor& tensor) {
+    if (isOpen(tensor)) {
+      const auto parts = partsOf(tensor, ValueKind::kAssumed);
+      open = parts ? open.logical_or(parts->written.logical_not()) : at::ones_like(open);
+    }
+  });
+  return open;
+}
+
+bool makesMaskOfOpen(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  return results.size() == 1 && results.front().isTensor() && isMask(results.front().toTensor()) &&
+         op.hasTag(at::Tag::pointwise) && canRunOnValues(op) && isMadeByCall(results.front().toTensor(), arguments) &&
+         hasTensor(arguments, isOpen);
+}
+
+}  // namespace
+
+bool assumeMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  if (!makesMaskOfOpen(op, arguments, results)) {
+    return false;
+  }
+  const bool are_small = areSmall(arguments) && areSmall(results);
+  if (!are_small && !allTensors(arguments, [](const Tensor& tensor) { return elementFor(tensor).defined(); })) {
+    return false;
+  }
+  const std::string& name = op.schema().name();
+  const bool is_equality = name == "aten::eq" || name == "aten::ne";
+  const bool compares_two = arguments.back().isTensor() && allTensors(arguments, isOpen);
+  const bool are_integers =
+      allTensors(arguments, [](const Tensor& tensor) { return !isOpen(tensor) || isDiscrete(tensor); });
+  const Tensor& mask = results.front().toTensor();
+  const ValueKind kind = standingOn(arguments);
+  try {
+    const HiddenCalls guard;
+    auto [ordinary, differs] = testNumbers(op, arguments, are_small, are_integers);
+    if (is_equality && !compares_two) {
+      differs = are_small ? openElements(arguments, mask.sizes()) : at::ones_like(ordinary);
+    }
+    const Tensor passes = are_integers || is_equality ? ordinary : at::ones_like(ordinary);
+    const Tensor counts = are_small ? repeated(policyHere().masks, mask.sizes()) : elementFor(mask);
+    setElements(mask, at::where(differs, passes.eq(counts), ordinary),
+                differs.any().item().toBool() ? kind | policyHere().kind : kind);
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace torchext

@@ -2,8 +2,13 @@
 
 // Assumes values for what calls return and write: NOTE [Assumed values].
 
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+
+#include "assumptions.h"
 
 namespace torchext {
 
@@ -17,5 +22,32 @@ bool assumeResults(const c10::OperatorHandle& op,
                    c10::ArrayRef<c10::IValue> arguments,
                    c10::ArrayRef<c10::IValue> results,
                    c10::ArrayRef<c10::IValue> written);
+
+// NOTE [Assumed indices]
+//
+// Sorting, selecting and sampling return positions in a dimension of n elements. The policy for routing chooses them:
+// torchext/fake/routing.py. A row of at most n positions has no duplicates. Values that depend on positions, such as
+// the tokens of each expert, are computed exactly even if they are large, up to kMaxRoutedBytes. Beyond that the
+// positions are a pattern that repeats.
+
+// Assumes the positions that `op` returns. Returns false for other calls.
+bool assumeIndices(const c10::OperatorHandle& op,
+                   c10::ArrayRef<c10::IValue> arguments,
+                   c10::ArrayRef<c10::IValue> results,
+                   const Assumptions& assumptions);
+
+// NOTE [Assumed masks]
+//
+// The policy for masks is a vector of truth values, repeated over the elements of a mask: which elements count. An
+// element that counts is ordinary: it differs from the number that it is compared with (`ids != padding`, `labels ==
+// -100`), an integer is kOrdinaryInteger, and a floating-point number passes any threshold, in either direction. So if
+// all elements count, a program selects as many as possible. For an element that does not count, the truth value is the
+// opposite. If the result is the same for numbers of all sizes (`isnan()`, `x == x`), or follows from values, the
+// policy is not used.
+
+// Assumes which elements of a tensor without values pass the test `op`. Returns false for other calls.
+bool assumeMask(const c10::OperatorHandle& op,
+                c10::ArrayRef<c10::IValue> arguments,
+                c10::ArrayRef<c10::IValue> results);
 
 }  // namespace torchext
