@@ -36,6 +36,8 @@ constexpr TestedPiece kAllocationLimit{"allocation_limit", "the CPU allocator re
                                        215, &testAllocationLimit};
 constexpr TestedPiece kBackendMeta{"backend_meta", "copies of a tensor keeping its BackendMeta", 215, &testBackendMeta,
                                    /*is_needed_by_all=*/false};
+constexpr TestedPiece kFallbacks{"fallbacks", "private members of the Dispatcher about the fallbacks of keys", 215,
+                                 &testFallbacks, /*is_needed_by_all=*/false};
 constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being called as the Itanium C++ ABI specifies",
                                     215, &testVirtualTable};
 
@@ -72,6 +74,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerMemoryCounter();
   all.pieces.add(&kAllocationLimit);
   all.pieces.add(&kBackendMeta);
+  all.pieces.add(&kFallbacks);
   all.pieces.add(&kVirtualTable);
   return true;
 }();

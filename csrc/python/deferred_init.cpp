@@ -114,10 +114,7 @@ at::Tensor evaluateTensor(const at::Tensor& deferred) {
 
 at::Tensor evaluateIn(const at::Tensor& deferred, const std::shared_ptr<RecycledMemory>& memory) {
   at::Tensor values;
-  {
-    const RecyclingGuard guard{*memory};
-    values = evaluateTensor(deferred);
-  }
+  memory->serve([&] { values = evaluateTensor(deferred); });
   memory->trim();
   return values;
 }

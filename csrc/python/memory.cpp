@@ -43,9 +43,9 @@ py::dict asDict(const MemoryStat& stat) {
 
 py::dict asDict(const PooledStat& stat) {
   py::dict result;
-  result["all"] = asDict(stat.of(StatPool::kAll));
-  result["small_pool"] = asDict(stat.of(StatPool::kSmall));
-  result["large_pool"] = asDict(stat.of(StatPool::kLarge));
+  result["all"] = asDict(totalOf(stat));
+  result["small_pool"] = asDict(stat[static_cast<std::size_t>(StatPool::SMALL_POOL)]);
+  result["large_pool"] = asDict(stat[static_cast<std::size_t>(StatPool::LARGE_POOL)]);
   return result;
 }
 

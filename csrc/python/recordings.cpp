@@ -22,6 +22,8 @@
 #include "../core/deferred_init/state/real_dispatch.h"
 #include "../core/fake/calls/errors.h"
 #include "../core/fake/calls/op_traits.h"
+#include "../extensions/digests/recording_digest.h"
+#include "../extensions/parts/plan_costs.h"
 #include "../extensions/parts/value_parts.h"
 #include "../extensions/placement/retained.h"
 #include "../libraries/support/locks.h"
@@ -221,7 +223,7 @@ py::object RecordingView::planOf(const OpNode& node) const {
       drops.append(py::make_tuple(index_.at(plan_.operators()[value.writer].node), value.value->output()));
     }
   }
-  return module_.attr("PlannedOperator")(planned.place, static_cast<int>(planned.way), planned.share(), planned.steps,
+  return module_.attr("PlannedOperator")(planned.place, static_cast<int>(planned.way), shareOf(planned), planned.steps,
                                          partsOf(planned), listOf(planned.reads, placeOf), memory, drops);
 }
 
@@ -281,7 +283,7 @@ py::tuple readRecordings(const Tensors& tensors, bool uses_computed, bool measur
     const auto index = static_cast<std::size_t>(std::find(values.begin(), values.end(), value) - values.begin());
     shown.append(py::make_tuple(view.tensor(value.get(), geometry), placeOf(plan.wanted()[index])));
   }
-  const py::tuple needs = py::make_tuple(plan.peak(), plan.written());
+  const py::tuple needs = py::make_tuple(peakOf(plan), bytesWrittenBy(plan));
   std::vector<double> seconds;
   if (measures) {
     const py::gil_scoped_release no_gil;

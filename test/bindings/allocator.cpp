@@ -43,8 +43,8 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> simulateAllocations(std::int
                         "\".");
       allocator.emptyCache();
     }
-    const std::int64_t allocated = allocator.stats().allocated_bytes.of(StatPool::kAll).current;
-    result.emplace_back(failed ? -1 : allocated, allocator.stats().reserved_bytes.of(StatPool::kAll).current);
+    const std::int64_t allocated = totalOf(allocator.stats().allocated_bytes).current;
+    result.emplace_back(failed ? -1 : allocated, totalOf(allocator.stats().reserved_bytes).current);
   }
   return result;
 }

@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "core/deferred_init/random/copied_tape.h"
 #include "core/deferred_init/random/tape.h"
 
 namespace {

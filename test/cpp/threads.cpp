@@ -23,6 +23,7 @@
 
 #include "core/deferred_init/graph/op_graph.h"
 #include "core/fake/storage/storage_memory.h"
+#include "extensions/digests/recording_digest.h"
 #include "extensions/memory/device_memory.h"
 #include "extensions/memory/real_allocations.h"
 #include "extensions/memory/timeline.h"

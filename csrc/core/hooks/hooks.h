@@ -401,8 +401,6 @@ struct PartRules {
   // Returns the tensor argument that a call copies, element by element, to a storage that then holds nothing else, on
   // the same device and in the same dtype. Nothing for other calls.
   Hook<std::optional<std::size_t>(const OpNode& node)> copiedArgument;
-  // Returns an estimate of the bytes that an operator allocates besides its results.
-  Hook<std::size_t(const ReplayPlan& plan, const PlannedOperator& planned)> workspaceOf;
   // Raises an internal error for an inconsistent plan, if plans are checked.
   Hook<void(const ReplayPlan& plan)> check;
 
@@ -416,14 +414,9 @@ struct PartRules {
   // other than the recorded ones.
   Hook<void(const OpNode& node, const at::Tensor& result)> checkIsExact;
 
-  // Returns true for a random fill that steps may follow: elementwise operators that run on each stretch of it while
-  // that is in the processor's cache.
-  Hook<bool(const OpNode& fill)> mayHaveSteps;
-  // Returns the geometry of the result of `node` if it can run as a step on memory of the geometry `shown`, which its
-  // first tensor argument must have; else nothing.
-  Hook<std::optional<Geometry>(const OpNode& node, const Geometry& shown)> resultOfStep;
-  // Returns true for a step that overwrites its input.
-  Hook<bool(const OpNode& step)> worksInPlace;
+  // Plans which elementwise operators run on each stretch of a random fill, while that is in the processor's cache:
+  // `PlannedOperator::steps`. `operators` are otherwise planned.
+  Hook<void(std::vector<PlannedOperator>& operators)> planSteps;
   // Runs a fill, whose arguments are on `stack`, and its steps. Returns the storages with the results of the steps, or
   // nothing, without an effect, if the caller must call the fill.
   Hook<std::optional<std::vector<c10::Storage>>(

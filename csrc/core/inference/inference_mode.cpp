@@ -40,28 +40,14 @@ NormalTensors::~NormalTensors() {
   previous_->mode.makeCurrent();
 }
 
-namespace {
-
-// The facts that the messages below report. Autograd counts as excluded if all of its keys are; the key of a single
-// backend may be excluded separately.
-struct KeyFacts {
-  explicit KeyFacts(const c10::impl::LocalDispatchKeySet& keys)
-      : autograd_excluded{(c10::autograd_dispatch_keyset - keys.excluded_).empty()},
-        autograd_included{keys.included_.has_any(c10::autograd_dispatch_keyset)},
-        tracking_included{keys.included_.has(DispatchKey::ADInplaceOrView)},
-        tracking_excluded{keys.excluded_.has(DispatchKey::ADInplaceOrView)} {}
-
-  bool autograd_excluded;
-  bool autograd_included;
-  bool tracking_included;
-  bool tracking_excluded;
-};
-
-}  // namespace
-
 std::vector<std::string> check_dispatch_state() {
   const ThreadMode mode = ThreadMode::current();
-  const KeyFacts keys{mode.keys};
+  const auto& [included, excluded] = mode.keys;
+  // Autograd counts as excluded if all of its keys are; the key of a single backend may be excluded separately.
+  const bool autograd_excluded = (c10::autograd_dispatch_keyset - excluded).empty();
+  const bool autograd_included = included.has_any(c10::autograd_dispatch_keyset);
+  const bool tracking_included = included.has(DispatchKey::ADInplaceOrView);
+  const bool tracking_excluded = excluded.has(DispatchKey::ADInplaceOrView);
   const bool is_inference = mode.autograd.get_inference_mode();
   std::vector<std::string> illegal;
   const auto report = [&illegal](bool found, const char* sentence) {
@@ -70,22 +56,22 @@ std::vector<std::string> check_dispatch_state() {
     }
   };
   report(
-      !keys.tracking_included && !keys.autograd_excluded,
+      !tracking_included && !autograd_excluded,
       "`ADInplaceOrView` is not included although `Autograd` is not excluded: inference tensors can be changed outside "
       "inference mode.");
-  report(keys.tracking_excluded && !keys.autograd_excluded,
+  report(tracking_excluded && !autograd_excluded,
          "`ADInplaceOrView` is excluded although `Autograd` is not: views and versions of tensors that autograd saves "
          "are not tracked.");
-  report(keys.autograd_included, "An `Autograd` key is included: autograd also runs for inference tensors.");
-  report(is_inference && !keys.autograd_excluded,
+  report(autograd_included, "An `Autograd` key is included: autograd also runs for inference tensors.");
+  report(is_inference && !autograd_excluded,
          "Inference mode is on, but `Autograd` is not excluded: normal tensors record gradients.");
   report(
-      is_inference && keys.tracking_included,
+      is_inference && tracking_included,
       "Inference mode is on, but `ADInplaceOrView` is included: views and versions of inference tensors are tracked.");
   report(is_inference && mode.autograd.get_grad_mode(),
          "Inference mode is on, and so is grad mode: code that only checks grad mode assumes that gradients are "
          "recorded.");
-  report(!is_inference && !keys.tracking_included && keys.autograd_excluded,
+  report(!is_inference && !tracking_included && autograd_excluded,
          "The keys are those of inference mode, but inference mode is off: new tensors are normal, and their versions "
          "are not counted.");
   return illegal;

@@ -10,25 +10,17 @@ using c10::AutogradState;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::impl::LocalDispatchKeySet;
-using c10::impl::PODLocalDispatchKeySet;
 
 namespace {
 
 const DispatchKeySet kTracking{DispatchKey::ADInplaceOrView};
 
-LocalDispatchKeySet keySets(DispatchKeySet included, DispatchKeySet excluded) {
-  PODLocalDispatchKeySet sets{};
-  sets.set_included(included);
-  sets.set_excluded(excluded);
-  return LocalDispatchKeySet{sets};
-}
-
 // `ADInplaceOrView` is never excluded: the key of normal tensors must stay enabled.
-LocalDispatchKeySet inferenceKeys(const LocalDispatchKeySet& keys, bool enabled) {
-  return enabled ? keySets(keys.included_.remove(DispatchKey::ADInplaceOrView),
-                           keys.excluded_ | c10::autograd_dispatch_keyset)
-                 : keySets(keys.included_.add(DispatchKey::ADInplaceOrView),
-                           keys.excluded_ - c10::autograd_dispatch_keyset);
+LocalDispatchKeySet inferenceKeys(LocalDispatchKeySet keys, bool enabled) {
+  keys.included_ = enabled ? keys.included_ - kTracking : keys.included_ | kTracking;
+  keys.excluded_ =
+      enabled ? keys.excluded_ | c10::autograd_dispatch_keyset : keys.excluded_ - c10::autograd_dispatch_keyset;
+  return keys;
 }
 
 }  // namespace
@@ -54,10 +46,10 @@ ThreadMode ThreadMode::normalTensors() const {
 void ThreadMode::makeCurrent() const {
   AutogradState::set_tls_state(autograd);
   hooks().guards.traceOrigins(is_tracing);
-  const LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
-  c10::impl::_force_tls_local_dispatch_key_set(
-      keySets((now.included_ - kTracking) | (keys.included_ & kTracking),
-              (now.excluded_ - c10::autograd_dispatch_keyset) | (keys.excluded_ & c10::autograd_dispatch_keyset)));
+  LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
+  now.included_ = (now.included_ - kTracking) | (keys.included_ & kTracking);
+  now.excluded_ = (now.excluded_ - c10::autograd_dispatch_keyset) | (keys.excluded_ & c10::autograd_dispatch_keyset);
+  c10::impl::_force_tls_local_dispatch_key_set(now);
 }
 
 }  // namespace torchext

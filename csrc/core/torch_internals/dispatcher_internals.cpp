@@ -1,8 +1,5 @@
 #include "dispatcher_internals.h"
 
-#include <algorithm>
-#include <array>
-#include <mutex>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
@@ -60,21 +57,6 @@ struct Functor {
   friend constexpr auto memberOf(Functor);
 };
 template struct Open<Functor, &c10::BoxedKernel::functor_>;
-
-struct Fallbacks {
-  friend constexpr auto memberOf(Fallbacks);
-};
-template struct Open<Fallbacks, &Dispatcher::backendFallbackKernels_>;
-
-struct Removal {
-  friend constexpr auto memberOf(Removal);
-};
-template struct Open<Removal, &Dispatcher::deregisterFallback_>;
-
-struct Guard {
-  friend constexpr auto memberOf(Guard);
-};
-template struct Open<Guard, &Dispatcher::guard_>;
 
 }  // namespace opened
 
@@ -174,22 +156,6 @@ KernelFunction overriddenKernelOf(const OperatorHandle& op, DispatchKey key) {
   return overridden.debug.rfind(sourcesOfPyTorch(), 0) == 0 ? overridden.kernel : KernelFunction{};
 }
 
-RegisteredKernel fallbackOf(DispatchKey key) {
-  Dispatcher& dispatcher = Dispatcher::singleton();
-  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
-  const auto index = static_cast<std::size_t>(c10::getDispatchTableIndexForDispatchKey(key));
-  const AnnotatedKernel& found = (dispatcher.*memberOf(opened::Fallbacks{})).at(index);
-  return {found.kernel, found.debug};
-}
-
-// PyTorch removes a fallback when the object that `registerFallback()` returned is destroyed, but only the library that
-// registered the fallback has that object.
-void removeFallback(DispatchKey key) {
-  Dispatcher& dispatcher = Dispatcher::singleton();
-  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
-  (dispatcher.*memberOf(opened::Removal{}))(key);
-}
-
 // Compares private and public functions: the public `lookup()` must find the entry behind the private name, and the
 // private function must find the entry that the public one finds.
 bool testOperatorEntry(bool is_broken) {
@@ -203,17 +169,6 @@ bool testOperatorEntry(bool is_broken) {
          identityOf((entry.*memberOf(opened::Registrations{})).at(DispatchKey::Meta).front().kernel) ==
              identityOf(kernelOf(op, DispatchKey::Meta)) &&
          functorOf(KernelFunction{}) == nullptr;
-}
-
-// The public function returns whether a fallback exists.
-bool testFallbacks(bool is_broken) {
-  constexpr std::array kKeys{DispatchKey::CPU,         DispatchKey::BackendSelect, DispatchKey::Python,
-                             DispatchKey::Fake,        DispatchKey::AutogradCPU,   DispatchKey::ADInplaceOrView,
-                             DispatchKey::AutocastCPU, DispatchKey::DeferredInit};
-  return std::all_of(kKeys.begin(), kKeys.end(), [is_broken](DispatchKey key) {
-    const bool is_found = fallbackOf(key).kernel.isValid();
-    return (is_found == Dispatcher::singleton().hasBackendFallbackForDispatchKey(key)) != is_broken;
-  });
 }
 
 }  // namespace torchext

@@ -1,6 +1,6 @@
 #pragma once
 
-// Private data of the dispatcher: its tables, with the origin of their entries, and the fallbacks of keys.
+// Private data of the dispatcher: its tables, with the origin of their entries.
 
 #include <string>
 
@@ -57,14 +57,7 @@ TORCHEXT_API bool isPythonKernel(const c10::KernelFunction& kernel);
 // otherwise.
 c10::KernelFunction overriddenKernelOf(const c10::OperatorHandle& op, c10::DispatchKey key);
 
-// Returns the backend fallback of `key`.
-RegisteredKernel fallbackOf(c10::DispatchKey key);
-
-// Removes the backend fallback of `key`, also one of another library. Calls that have reached it continue.
-void removeFallback(c10::DispatchKey key);
-
-// Return true if the assumptions of this file hold for the running PyTorch.
+// Returns true if the assumptions of this file hold for the running PyTorch.
 bool testOperatorEntry(bool is_broken);
-bool testFallbacks(bool is_broken);
 
 }  // namespace torchext

@@ -20,11 +20,10 @@ namespace torchext {
 
 namespace {
 
-constexpr std::array<TestedPiece, 6> kPieces{{
+constexpr std::array<TestedPiece, 5> kPieces{{
     {"open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`", 215, &testTensorKeys},
     {"kernel_identity", "the first four words of a KernelFunction identifying a kernel", 215, &testKernelIdentity},
     {"operator_entry", "private members of OperatorHandle, OperatorEntry and KernelFunction", 215, &testOperatorEntry},
-    {"fallbacks", "private members of the Dispatcher about the fallbacks of keys", 215, &testFallbacks, false},
     {"error_texts", "the words of errors that PyTorch raises", 215, &testErrorTexts},
     {"keys_of_tests", "the two `TESTING_ONLY` keys being above those of autograd", 215, &testKeysOfTests},
 }};

@@ -1,16 +1,17 @@
 #include "recording_digest.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <sstream>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/irange.h>
 
-#include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/deferred_init/plan/liveness.h"
 #include "../../core/deferred_init/state/real_dispatch.h"
 #include "../../libraries/support/kernels_only.h"
@@ -265,6 +266,31 @@ std::vector<Digest> digestsOfRecordings(at::ArrayRef<Tensor> tensors) {
     digests.push_back(items.digest());
   }
   return digests;
+}
+
+std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values) {
+  std::vector<const OpNode*> open;
+  open.reserve(values.size());
+  for (const StorageValuePtr& value : values) {
+    open.push_back(value->writer().get());
+  }
+  std::unordered_set<const OpNode*> known{nullptr};
+  std::vector<const OpNode*> nodes;
+  while (!open.empty()) {
+    const OpNode* node = open.back();
+    open.pop_back();
+    if (!known.insert(node).second) {
+      continue;
+    }
+    nodes.push_back(node);
+    for (const TensorArgument& argument : node->tensors()) {
+      if (argument.value != nullptr) {
+        open.push_back(argument.value->writer().get());
+      }
+    }
+  }
+  std::sort(nodes.begin(), nodes.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
+  return nodes;
 }
 
 std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<Tensor> tensors) {

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torchext/macros.h>
 
+#include "../../core/deferred_init/graph/op_graph.h"
 #include "digest.h"
 
 namespace torchext {
@@ -30,5 +31,8 @@ struct Source {
 // Returns the sources of each of `tensors`, in recording order. They are the same for all parts of a tensor. Draws from
 // generators that are not on the CPU are omitted.
 TORCHEXT_API std::vector<std::vector<Source>> sourcesOf(at::ArrayRef<at::Tensor> tensors);
+
+// Returns all operators that led to `values`, in recording order. The caller holds the lock `kReplay`.
+TORCHEXT_API std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
 
 }  // namespace torchext

@@ -1,7 +1,10 @@
 #include "foreign_fakes.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -30,6 +33,52 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 
 namespace {
+
+namespace opened {
+
+// Opens private members as in core/torch_internals/dispatcher_internals.cpp.
+template <typename Name, auto Member>
+struct Open {
+  friend constexpr auto memberOf(Name /*unused*/) {
+    return Member;
+  }
+};
+
+struct Fallbacks {
+  friend constexpr auto memberOf(Fallbacks);
+};
+template struct Open<Fallbacks, &c10::Dispatcher::backendFallbackKernels_>;
+
+struct Removal {
+  friend constexpr auto memberOf(Removal);
+};
+template struct Open<Removal, &c10::Dispatcher::deregisterFallback_>;
+
+struct Guard {
+  friend constexpr auto memberOf(Guard);
+};
+template struct Open<Guard, &c10::Dispatcher::guard_>;
+
+}  // namespace opened
+
+// Returns the backend fallback of `key`.
+RegisteredKernel fallbackOf(DispatchKey key) {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
+  const auto index = static_cast<std::size_t>(c10::getDispatchTableIndexForDispatchKey(key));
+  const c10::impl::AnnotatedKernel& found = (dispatcher.*memberOf(opened::Fallbacks{})).at(index);
+  return {found.kernel, found.debug};
+}
+
+// Removes the backend fallback of `key`, also one of another library. Calls that have reached it continue.
+//
+// PyTorch removes a fallback when the object that `registerFallback()` returned is destroyed, but only the library that
+// registered the fallback has that object.
+void removeFallback(DispatchKey key) {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
+  (dispatcher.*memberOf(opened::Removal{}))(key);
+}
 
 // Returns the fallback of the other owner, or null. Leaked: kernels may be in flight until the process ends.
 std::atomic<const RegisteredKernel*>& foreignFallback() {
@@ -202,6 +251,17 @@ bool isForeign(const at::TensorBase& tensor) {
 }
 
 }  // namespace
+
+// The public function returns whether a fallback exists.
+bool testFallbacks(bool is_broken) {
+  constexpr std::array kKeys{DispatchKey::CPU,         DispatchKey::BackendSelect, DispatchKey::Python,
+                             DispatchKey::Fake,        DispatchKey::AutogradCPU,   DispatchKey::ADInplaceOrView,
+                             DispatchKey::AutocastCPU, DispatchKey::DeferredInit};
+  return std::all_of(kKeys.begin(), kKeys.end(), [is_broken](DispatchKey key) {
+    const bool is_found = fallbackOf(key).kernel.isValid();
+    return (is_found == c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key)) != is_broken;
+  });
+}
 
 void registerKeyOwners() {
   KeyOwners& owners = hooks().owners;

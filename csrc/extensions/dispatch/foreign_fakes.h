@@ -28,4 +28,7 @@ namespace torchext {
 // Answers the hook `KeyOwners`. Call while the library is loaded.
 void registerKeyOwners();
 
+// Returns true if PyTorch's fallbacks of keys can be read and removed.
+bool testFallbacks(bool is_broken);
+
 }  // namespace torchext

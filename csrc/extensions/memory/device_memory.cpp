@@ -106,16 +106,16 @@ std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
   }
   if (is_new) {
     host_stats_.allocations.increase(1);
-    host_stats_.allocated_bytes.increase(toSigned(size));
+    host_stats_.allocated_bytes.increase(size);
   }
   host_stats_.active_requests.increase(1);
-  host_stats_.active_bytes.increase(toSigned(size));
+  host_stats_.active_bytes.increase(size);
   return size;
 }
 
 void DeviceMemory::returnBlock(std::size_t size) noexcept {
   host_stats_.active_requests.decrease(1);
-  host_stats_.active_bytes.decrease(toSigned(size));
+  host_stats_.active_bytes.decrease(size);
   if (isPinned() && size <= pinnedSettings().most_cached) {
     free_blocks_[c10::llvm::Log2_64_Ceil(size)].push_back(size);
   } else {
@@ -125,7 +125,7 @@ void DeviceMemory::returnBlock(std::size_t size) noexcept {
 
 void DeviceMemory::releaseBlock(std::size_t size) noexcept {
   host_stats_.allocations.decrease(1);
-  host_stats_.allocated_bytes.decrease(toSigned(size));
+  host_stats_.allocated_bytes.decrease(size);
 }
 
 HostStats DeviceMemory::hostStats() {
@@ -137,7 +137,7 @@ HostStats DeviceMemory::hostStats() {
 void DeviceMemory::resetHostStats(bool of_peak) {
   const Locked lock{LockRank::kDeviceMemory};
   HostStats::forEach(host_stats_, [of_peak](const char* /*name*/, MemoryStat& stat) {
-    of_peak ? stat.resetPeak() : stat.resetAccumulated();
+    of_peak ? stat.reset_peak() : stat.reset_accumulated();
   });
 }
 
@@ -339,7 +339,7 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
 }
 
 std::size_t DeviceMemory::reserved() const {
-  return allocator_ ? toSize(allocator_->stats().reserved_bytes.of(StatPool::kAll).current)
+  return allocator_ ? toSize(totalOf(allocator_->stats().reserved_bytes).current)
                     : toSize(host_stats_.allocated_bytes.current);
 }
 
@@ -353,7 +353,7 @@ void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
         toSize(fakeGpu().total_memory),
         allocator_->driver().available(),
         allocator_->allowed(),
-        toSize(allocator_->stats().allocated_bytes.of(StatPool::kAll).current),
+        toSize(totalOf(allocator_->stats().allocated_bytes).current),
         reserved(),
     };
   }

@@ -83,8 +83,8 @@ Tensor stretchOf(const c10::Storage& storage, const Geometry& geometry, std::int
   return at::from_blob(data, {end - begin}, at::dtype(geometry.dtype));
 }
 
-}  // namespace
-
+// Returns true for a random fill that steps may follow: many elements in one contiguous stretch of CPU memory, with
+// parameters that are finite in single precision.
 bool mayHaveSteps(const OpNode& fill) {
   constexpr std::int64_t kMinElements = 65536;  // elements; smaller fills stay in the cache anyway
   if (!fill.tape() || !distributionOf(fill.op()) || fill.written().size() != 1) {
@@ -99,6 +99,8 @@ bool mayHaveSteps(const OpNode& fill) {
          std::all_of(fill.arguments().begin(), fill.arguments().end(), is_finite);
 }
 
+// Returns the geometry of the result of `node` if `node` can run as a step on memory of the geometry `shown`, which its
+// first tensor argument must have; else nothing.
 std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) {
   if (node.threadState().settings->flushesDenormals() || node.written().size() != 1 || node.tensors().empty() ||
       node.tensors().front().value == nullptr || node.tensors().front().geometry() != shown ||
@@ -119,8 +121,46 @@ std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown) 
   return converts ? std::optional{written.geometry()} : std::nullopt;
 }
 
+// Returns true for a step that overwrites its input. Its operator may differ: `mul` runs as `mul_`.
 bool worksInPlace(const OpNode& step) {
   return inPlace(step.op()).has_value();
+}
+
+// Plans the elementwise operators that follow a fill, each the only reader of the result before it.
+void planStepsOf(PlannedOperator& planned, std::vector<PlannedOperator>& operators) {
+  if (planned.way != Way::kCall || !mayHaveSteps(*planned.node)) {
+    return;
+  }
+  std::optional<Geometry> shown = planned.node->tensors().front().geometry();
+  const PlannedOperator* last = &planned;
+  while (true) {
+    const PlannedValue& written = last->writes.front();
+    if (written.reads != 1 || written.isKept() || written.parts) {
+      return;
+    }
+    PlannedOperator& next = operators[written.last_use];
+    shown = next.way == Way::kCall ? resultOfStep(*next.node, *shown) : std::nullopt;
+    if (!shown || next.writes.front().parts) {
+      return;
+    }
+    if (worksInPlace(*next.node)) {
+      PlannedValue& result = next.writes.front();
+      result.origin = Origin::kInPlace;
+      result.argument = 0;
+      result.nbytes = written.nbytes;
+    }
+    next.way = Way::kStep;
+    planned.steps.push_back(next.place);
+    last = &next;
+  }
+}
+
+}  // namespace
+
+void planSteps(std::vector<PlannedOperator>& operators) {
+  for (PlannedOperator& planned : operators) {
+    planStepsOf(planned, operators);
+  }
 }
 
 ElementwiseStep::ElementwiseStep(const OpNode& node)

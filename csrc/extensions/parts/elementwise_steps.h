@@ -14,20 +14,12 @@
 #include <c10/core/Storage.h>
 #include <c10/util/ArrayRef.h>
 
-#include "../../core/deferred_init/graph/op_graph.h"
+#include "../../core/deferred_init/plan/replay_plan.h"
 
 namespace torchext {
 
-// Returns true for a random fill that steps may follow: many elements in one contiguous stretch of CPU memory, with
-// parameters that are finite in single precision.
-bool mayHaveSteps(const OpNode& fill);
-
-// Returns the geometry of the result of `node` if `node` can run as a step on memory of the geometry `shown`, which its
-// first tensor argument must have; else nothing.
-std::optional<Geometry> resultOfStep(const OpNode& node, const Geometry& shown);
-
-// Returns true for a step that overwrites its input. Its operator may differ: `mul` runs as `mul_`.
-bool worksInPlace(const OpNode& step);
+// `PartRules::planSteps()`. Fills of few elements stay in the cache anyway, and get no steps.
+void planSteps(std::vector<PlannedOperator>& operators);
 
 // One elementwise operator. Only operators that compute each element by one IEEE 754 operation qualify, so that results
 // do not depend on how the work is divided. Others, such as `erfinv_`, use different code for the elements that do not

@@ -137,16 +137,6 @@ std::size_t Boxes::nbytes() const {
                          [](std::size_t sum, const Box& box) { return sum + box.packedBytes(); });
 }
 
-double Boxes::share() const {
-  std::size_t computed = 0;
-  std::size_t whole = 1;
-  for (const Box& box : boxes_) {
-    computed += box.nbytes();
-    whole = box.grid().storageBytes();
-  }
-  return std::min(1.0, static_cast<double>(computed) / static_cast<double>(whole));
-}
-
 bool Boxes::areAmong(const ValueParts& others) const {
   const auto& among = boxesOf(others);
   return std::all_of(boxes_.begin(), boxes_.end(), [&among](const Box& box) {

@@ -57,7 +57,6 @@ class Boxes final : public ValueParts {
 
   bool areNone() const noexcept override;
   std::size_t nbytes() const override;
-  double share() const override;
   bool areAmong(const ValueParts& others) const override;
   bool areOnlyPart(const Geometry& geometry, const Geometry& shown) const override;
   std::shared_ptr<const PartsMemory> makeMemory() const override;

@@ -23,6 +23,7 @@
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/sizes.h"
 #include "../cuda/fake_cuda.h"
+#include "../parts/plan_costs.h"
 #include "retained.h"
 
 namespace torchext {
@@ -90,7 +91,7 @@ Storage smallValueOf(const Pending& pending, const Move& move) {
     return {};
   }
   const ReplayPlan plan{{pending.value}, CacheUse::kReads};
-  const bool is_possible = plan.peakOnCpu() <= 4 * kMostKnownBytes && canRun(plan);
+  const bool is_possible = peakOnCpuOf(plan) <= 4 * kMostKnownBytes && canRun(plan);
   return is_possible ? std::move(computeValues({pending.value}, /*keep_small=*/false).front()) : Storage{};
 }
 
@@ -146,7 +147,7 @@ ReplayNeeds needsOf(const Tensor& deferred) {
   const StorageValuePtr value = valueOf(deferred);
   TORCH_CHECK_VALUE(value != nullptr, "Cannot estimate memory: the tensor is not deferred.");
   const ReplayPlan plan{{value}, CacheUse::kReads};
-  return {plan.peakOnCpu(), plan.written()};
+  return {peakOnCpuOf(plan), bytesWrittenBy(plan)};
 }
 
 void registerPlacements() {

@@ -1,88 +1,23 @@
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-
-#include <torchext/macros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 namespace torchext {
 
 // A quantity over time, as `torch.cuda.memory_stats()` reports it.
-struct MemoryStat {
-  std::int64_t current = 0;
-  std::int64_t peak = 0;
-  std::int64_t allocated = 0;  // the sum of all increases
-  std::int64_t freed = 0;      // the sum of all decreases
+using MemoryStat = c10::CachingAllocator::Stat;
 
-  void increase(std::int64_t amount) noexcept {
-    current += amount;
-    peak = std::max(peak, current);
-    allocated += amount;
-  }
+// A statistic of all pools, the small and the large pool, in the order of `StatPool`.
+using PooledStat = c10::CachingAllocator::StatArray;
+using StatPool = c10::CachingAllocator::StatType;
 
-  void decrease(std::int64_t amount) noexcept {
-    current -= amount;
-    freed += amount;
-  }
+inline const MemoryStat& totalOf(const PooledStat& stat) noexcept {
+  return stat.front();
+}
 
-  void resetPeak() noexcept {
-    peak = current;
-  }
-
-  void resetAccumulated() noexcept {
-    allocated = 0;
-    freed = 0;
-  }
-};
-
-// The statistics by pool, in the order in which PyTorch lists them.
-enum class StatPool : std::uint8_t { kAll, kSmall, kLarge };
-
-class PooledStat {
- public:
-  void increase(StatPool pool, std::int64_t amount) noexcept {
-    of(StatPool::kAll).increase(amount);
-    of(pool).increase(amount);
-  }
-
-  void decrease(StatPool pool, std::int64_t amount) noexcept {
-    of(StatPool::kAll).decrease(amount);
-    of(pool).decrease(amount);
-  }
-
-  const MemoryStat& of(StatPool pool) const noexcept {
-    return pools_[static_cast<std::size_t>(pool)];
-  }
-
-  MemoryStat& of(StatPool pool) noexcept {
-    return pools_[static_cast<std::size_t>(pool)];
-  }
-
- private:
-  std::array<MemoryStat, 3> pools_;
-};
-
-// The statistics of one device, by the names of `torch._C._cuda_memoryStats()`.
-struct TORCHEXT_API AllocatorStats {
-  PooledStat allocation;
-  PooledStat segment;
-  PooledStat active;
-  PooledStat inactive_split;
-  PooledStat allocated_bytes;
-  PooledStat reserved_bytes;
-  PooledStat active_bytes;
-  PooledStat inactive_split_bytes;
-  PooledStat requested_bytes;
-  MemoryStat oversize_allocations;
-  MemoryStat oversize_segments;
-  std::int64_t num_alloc_retries = 0;
-  std::int64_t num_ooms = 0;
-  std::int64_t num_sync_all_streams = 0;
-  std::int64_t num_device_alloc = 0;
-  std::int64_t num_device_free = 0;
-
+// The statistics of one device, by the names of `torch._C._cuda_memoryStats()`. Those that only some releases of
+// PyTorch have are not kept.
+struct AllocatorStats : c10::CachingDeviceAllocator::DeviceStats {
   // Calls `visit(name, stat)` for each statistic that is kept by pool.
   template <typename Self, typename Visit>
   static void forEachPooled(Self& self, const Visit& visit) {
@@ -97,8 +32,30 @@ struct TORCHEXT_API AllocatorStats {
     visit("requested_bytes", self.requested_bytes);
   }
 
-  void resetPeak();
-  void resetAccumulated();
+  void resetPeak() {
+    forEach([](MemoryStat& stat) { stat.reset_peak(); });
+  }
+
+  void resetAccumulated() {
+    forEach([](MemoryStat& stat) { stat.reset_accumulated(); });
+    num_alloc_retries = 0;
+    num_ooms = 0;
+    num_sync_all_streams = 0;
+    num_device_alloc = 0;
+    num_device_free = 0;
+  }
+
+ private:
+  template <typename Visit>
+  void forEach(const Visit& visit) {
+    forEachPooled(*this, [&visit](const char* /*name*/, PooledStat& stat) {
+      for (MemoryStat& of_pool : stat) {
+        visit(of_pool);
+      }
+    });
+    visit(oversize_allocations);
+    visit(oversize_segments);
+  }
 };
 
 // The statistics of pinned memory, by the names of `torch._C._cuda_hostMemoryStats()`.

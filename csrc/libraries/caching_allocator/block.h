@@ -14,7 +14,30 @@
 namespace torchext {
 
 struct BlockPool;
-class ExpandableSegment;
+
+// A range of addresses.
+struct AddressRange {
+  std::uintptr_t begin;
+  std::size_t size;
+};
+
+// Addresses that get memory page by page, on demand: PyTorch's `expandable_segments:True`. The blocks in the segment
+// record which pages have memory.
+struct ExpandableSegment {
+  std::uintptr_t begin;   // a multiple of `page_size`
+  std::size_t page_size;  // in bytes
+
+  std::size_t roundedUp(std::size_t bytes) const noexcept {
+    return (bytes + page_size - 1) / page_size * page_size;
+  }
+
+  // Returns the whole pages inside `range`, possibly none.
+  AddressRange pagesInside(AddressRange range) const noexcept {
+    const std::size_t first = roundedUp(range.begin - begin);
+    const std::size_t end = (range.begin + range.size - begin) / page_size * page_size;
+    return {begin + first, end > first ? end - first : 0};
+  }
+};
 
 // A piece of a segment of the simulated allocator: in use, free, or (in an expandable segment) without memory. The
 // pieces of a segment form a list in the order of their addresses.
@@ -74,7 +97,7 @@ struct BlockPool {
   std::uint64_t searches = 0;
 
   bool isSmall() const noexcept {
-    return kind == StatPool::kSmall;
+    return kind == StatPool::SMALL_POOL;
   }
 
   void insert(Block* block) {

@@ -73,8 +73,14 @@ std::size_t expandableSize(const Block& block) {
   return block.size + (block.next != nullptr && !block.next->is_mapped ? block.next->size : 0);
 }
 
-std::int64_t asSigned(std::size_t bytes) {
-  return toSigned(bytes);
+void increase(PooledStat& stat, StatPool pool, std::size_t amount) {
+  stat.front().increase(amount);
+  stat[static_cast<std::size_t>(pool)].increase(amount);
+}
+
+void decrease(PooledStat& stat, StatPool pool, std::size_t amount) {
+  stat.front().decrease(amount);
+  stat[static_cast<std::size_t>(pool)].decrease(amount);
 }
 
 void insertAfter(Block* block, Block* previous, Block* next) {
@@ -92,7 +98,7 @@ void insertAfter(Block* block, Block* previous, Block* next) {
 
 std::int64_t maxSplitSize() {
   return Settings::max_split_size() == std::numeric_limits<std::size_t>::max() ? -1
-                                                                               : asSigned(Settings::max_split_size());
+                                                                               : toSigned(Settings::max_split_size());
 }
 
 bool DriverMemory::take(std::size_t bytes) noexcept {
@@ -210,8 +216,8 @@ Block* CachingAllocator::allocateSegment(const Request& request, bool is_retry) 
     return nullptr;
   }
   Block* block = newBlock(request.stream, request.segment, *request.pool, driver_.reserveAddresses(request.segment));
-  stats_.segment.increase(request.pool->kind, 1);
-  stats_.reserved_bytes.increase(request.pool->kind, asSigned(block->size));
+  increase(stats_.segment, request.pool->kind, 1);
+  increase(stats_.reserved_bytes, request.pool->kind, block->size);
   if (isOversize(block->size)) {
     stats_.oversize_segments.increase(1);
   }
@@ -226,16 +232,16 @@ Block* CachingAllocator::handOut(Block* block, const Request& request) {
   if (isWorthSplitting(*block, request.size)) {
     split(block, request);
   } else if (block->isSplit() && block->segment == nullptr) {
-    stats_.inactive_split_bytes.decrease(kind, asSigned(block->size));
-    stats_.inactive_split.decrease(kind, 1);
+    decrease(stats_.inactive_split_bytes, kind, block->size);
+    decrease(stats_.inactive_split, kind, 1);
   }
   block->is_allocated = true;
   block->requested = request.asked;
-  stats_.allocation.increase(kind, 1);
-  stats_.allocated_bytes.increase(kind, asSigned(block->size));
-  stats_.active.increase(kind, 1);
-  stats_.active_bytes.increase(kind, asSigned(block->size));
-  stats_.requested_bytes.increase(kind, asSigned(block->requested));
+  increase(stats_.allocation, kind, 1);
+  increase(stats_.allocated_bytes, kind, block->size);
+  increase(stats_.active, kind, 1);
+  increase(stats_.active_bytes, kind, block->size);
+  increase(stats_.requested_bytes, kind, block->requested);
   if (isOversize(block->size)) {
     stats_.oversize_allocations.increase(1);
   }
@@ -257,18 +263,18 @@ void CachingAllocator::split(Block* block, const Request& request) {
     return;  // PyTorch counts no inactive blocks of expandable segments
   }
   if (was_split) {
-    stats_.inactive_split_bytes.decrease(kind, asSigned(block->size));
+    decrease(stats_.inactive_split_bytes, kind, block->size);
   } else {
-    stats_.inactive_split_bytes.increase(kind, asSigned(rest->size));
-    stats_.inactive_split.increase(kind, 1);
+    increase(stats_.inactive_split_bytes, kind, rest->size);
+    increase(stats_.inactive_split, kind, 1);
   }
 }
 
 void CachingAllocator::free(Block* block) {
   const StatPool kind = block->pool->kind;
   block->is_allocated = false;
-  stats_.allocation.decrease(kind, 1);
-  stats_.allocated_bytes.decrease(kind, asSigned(block->size));
+  decrease(stats_.allocation, kind, 1);
+  decrease(stats_.allocated_bytes, kind, block->size);
   if (isOversize(block->size)) {
     stats_.oversize_allocations.decrease(1);
   }
@@ -300,28 +306,28 @@ void CachingAllocator::makeFree(Block* block) {
   for (Block* neighbor : {block->previous, block->next}) {
     if (const std::size_t merged = merge(block, neighbor)) {
       split_blocks -= 1;
-      split_bytes -= asSigned(merged);
+      split_bytes -= toSigned(merged);
     }
   }
   block->pool->insert(block);
   if (block->isSplit()) {
     split_blocks += 1;
-    split_bytes += asSigned(block->size);
+    split_bytes += toSigned(block->size);
   }
   if (block->segment == nullptr) {
     const auto change = [kind](PooledStat& stat, std::int64_t amount) {
       if (amount > 0) {
-        stat.increase(kind, amount);
+        increase(stat, kind, toSize(amount));
       } else if (amount < 0) {
-        stat.decrease(kind, -amount);
+        decrease(stat, kind, toSize(-amount));
       }
     };
     change(stats_.inactive_split, split_blocks);
     change(stats_.inactive_split_bytes, split_bytes);
   }
-  stats_.active.decrease(kind, 1);
-  stats_.active_bytes.decrease(kind, asSigned(size));
-  stats_.requested_bytes.decrease(kind, asSigned(requested));
+  decrease(stats_.active, kind, 1);
+  decrease(stats_.active_bytes, kind, size);
+  decrease(stats_.requested_bytes, kind, requested);
 }
 
 // `try_merge_blocks()`: destroys `neighbor` and returns its size, or returns 0 if it cannot be merged.
@@ -497,8 +503,8 @@ void CachingAllocator::releaseSegment(Block* block) {
   ++stats_.num_device_free;
   notify(MemoryAction::kSegmentFree, block->address, block->size, block->stream);
   driver_.giveBack(block->size);
-  stats_.segment.decrease(block->pool->kind, 1);
-  stats_.reserved_bytes.decrease(block->pool->kind, asSigned(block->size));
+  decrease(stats_.segment, block->pool->kind, 1);
+  decrease(stats_.reserved_bytes, block->pool->kind, block->size);
   if (isOversize(block->size)) {
     stats_.oversize_segments.decrease(1);
   }
@@ -549,7 +555,7 @@ Block* CachingAllocator::findExpandable(const Request& request) {
   const std::size_t page = pool.isSmall() ? kSmallSegment : Settings::large_segment_size();
   const std::size_t size =
       roundedUp(std::max(driver_.capacity() + driver_.capacity() / 8, driver_.isLimited() ? 0 : request.size), page);
-  expandable_.push_back({driver_.reserveAddresses(size), size, page});
+  expandable_.push_back({driver_.reserveAddresses(size), page});
   Block* block = newBlock(request.stream, size, pool, expandable_.back().begin);
   block->is_mapped = false;
   block->segment = &expandable_.back();
@@ -578,7 +584,7 @@ bool CachingAllocator::map(Block* block, std::size_t bytes) {
   merge(block, block->previous);
   merge(block, block->next);
   pool.insert(block);
-  stats_.reserved_bytes.increase(pool.kind, asSigned(size));
+  increase(stats_.reserved_bytes, pool.kind, size);
   ++stats_.num_device_alloc;
   return true;
 }
@@ -610,7 +616,7 @@ void CachingAllocator::unmap(Block* block) {
   merge(block, block->next);
   pool.unmapped.insert(block);
   driver_.giveBack(pages.size);
-  stats_.reserved_bytes.decrease(pool.kind, asSigned(pages.size));
+  decrease(stats_.reserved_bytes, pool.kind, pages.size);
   ++stats_.num_device_free;
   notify(MemoryAction::kSegmentUnmap, pages.begin, pages.size, block->stream);
 }

@@ -35,7 +35,6 @@
 
 #include "allocator_stats.h"
 #include "block.h"
-#include "expandable_segment.h"
 
 namespace torchext {
 
@@ -107,7 +106,7 @@ struct FailedRequest {
 
 // The pools that serve requests: the default pair or a private one.
 struct PoolPair {
-  explicit PoolPair(PoolId id) : small{StatPool::kSmall, id}, large{StatPool::kLarge, id} {}
+  explicit PoolPair(PoolId id) : small{StatPool::SMALL_POOL, id}, large{StatPool::LARGE_POOL, id} {}
 
   BlockPool small;
   BlockPool large;

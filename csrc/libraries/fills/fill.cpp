@@ -12,7 +12,6 @@
 #include "fill_method.h"
 #include "mt19937_jump.h"
 #include "pieces.h"
-#include "slices.h"
 
 namespace torchext {
 

@@ -49,7 +49,7 @@ bool isAccepted(const RandomFill& fill, std::int64_t count) {
 }  // namespace
 
 FillMethod fillMethodFor(const RandomFill& fill, std::int64_t count, const at::mt19937_data_pod& engine) {
-  if (!Twister::understands(engine) || !isAccepted(fill, count) || !arePiecesExact(fill.distribution, fill.dtype)) {
+  if (!canDrawFrom(engine) || !isAccepted(fill, count) || !arePiecesExact(fill.distribution, fill.dtype)) {
     return nullptr;
   }
   return hasOwnKernel(fill) && isOwnKernelExact(fill.distribution, fill.dtype) ? fillByOwnKernel : fillByPyTorch;

@@ -1,7 +1,6 @@
 #include "mt19937.h"
 
 #include "avx512.h"
-#include "mt19937_avx512.h"
 #include "simd_clones.h"
 
 namespace torchext::mt19937 {

@@ -24,6 +24,9 @@ inline void nextBlock(std::uint32_t* state) {
   nextBlocks(state, 1);
 }
 
+// `nextBlocks()` by AVX-512. Requires `hasAvx512()` (avx512.h).
+void nextBlocksByAvx512(std::uint32_t* state, std::size_t count);
+
 // Computes random numbers from the words of a state. The words stay unchanged and need no alignment.
 void temper(const std::uint32_t* words, std::uint32_t* numbers, std::size_t count);
 

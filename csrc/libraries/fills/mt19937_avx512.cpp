@@ -1,4 +1,4 @@
-#include "mt19937_avx512.h"
+#include "mt19937.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -6,8 +6,6 @@
 #include <cstring>
 
 #include <immintrin.h>
-
-#include "mt19937.h"
 
 // As in transforms_avx512.cpp: headers are included above.
 #if defined(__clang__)

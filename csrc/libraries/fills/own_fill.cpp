@@ -27,12 +27,12 @@ class OwnFill {
         transform_{kernelsFor(fill.dtype)->transform(fill.distribution)},
         element_bytes_{static_cast<std::int64_t>(c10::elementSize(fill.dtype))},
         next_{static_cast<std::byte*>(values)},
-        twister_{engine} {}
+        engine_{engine} {}
 
   void write(std::int64_t count) {
     while (count > 0) {
       const std::int64_t part = std::min(count, kNumbers);
-      twister_.take(numbers_.data(), part);
+      drawNumbers(engine_, numbers_.data(), part);
       transform_(numbers_.data(), next_, part, static_cast<float>(fill_.first), static_cast<float>(fill_.second));
       next_ += part * element_bytes_;
       count -= part;
@@ -44,7 +44,7 @@ class OwnFill {
   }
 
   void draw(std::int64_t count) {
-    twister_.take(numbers_.data(), count);
+    drawNumbers(engine_, numbers_.data(), count);
   }
 
  private:
@@ -52,7 +52,7 @@ class OwnFill {
   Transform transform_;
   std::int64_t element_bytes_;
   std::byte* next_;
-  Twister twister_;
+  at::mt19937_data_pod& engine_;
   alignas(64) std::array<std::uint32_t, kNumbers> numbers_;
 };
 

@@ -2,9 +2,6 @@
 
 #include <array>
 
-#include "transforms_avx2.h"
-#include "transforms_avx512.h"
-
 namespace torchext {
 
 namespace {

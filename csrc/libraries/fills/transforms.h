@@ -48,6 +48,11 @@ struct KindOfLanes {
   Kernels of_half;
 };
 
+// Return the kernels for processors with AVX2, FMA and F16C, or with the AVX-512 of servers since 2017 if PyTorch uses
+// it. Null on other processors.
+const KindOfLanes* avx2Lanes();
+const KindOfLanes* avx512Lanes();
+
 // Returns the kernels for this processor, or null.
 const Kernels* kernelsFor(c10::ScalarType dtype);
 

@@ -1,4 +1,4 @@
-#include "transforms_avx2.h"
+#include "transforms.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 

@@ -19,7 +19,6 @@
 #include "own_fill.h"
 #include "pieces.h"
 #include "random_fill.h"
-#include "slices.h"
 #include "transforms.h"
 #include "twister.h"
 
@@ -227,7 +226,7 @@ std::int64_t roundsOfSlice(const TruncatedFill& fill,
 }
 
 bool canFill(const RandomFill& fill, std::int64_t count, const Engine& engine) {
-  return Twister::understands(engine) && count >= kNormalChunk && fill.second >= 0 && hasOwnKernel(fill) &&
+  return canDrawFrom(engine) && count >= kNormalChunk && fill.second >= 0 && hasOwnKernel(fill) &&
          isOwnKernelExact(fill.distribution, fill.dtype);
 }
 

@@ -16,7 +16,7 @@ constexpr int kWords = static_cast<int>(mt19937::kN);
 
 // `at::mt19937` counts down in `left_`: 624 after the first word of a block, 1 after the last. A new seed is a block
 // whose words are not used, so it also has 1 there, and 0 in `next_`.
-bool Twister::understands(const at::mt19937_data_pod& engine) {
+bool canDrawFrom(const at::mt19937_data_pod& engine) {
   if (!engine.seeded_ || engine.left_ < 1 || engine.left_ > kWords) {
     return false;
   }
@@ -24,17 +24,17 @@ bool Twister::understands(const at::mt19937_data_pod& engine) {
   return is_new || engine.next_ == static_cast<std::uint32_t>(kWords + 1 - engine.left_);
 }
 
-void Twister::take(std::uint32_t* numbers, std::int64_t count) {
+void drawNumbers(at::mt19937_data_pod& engine, std::uint32_t* numbers, std::int64_t count) {
   while (count > 0) {
-    if (engine_.left_ == 1) {
-      mt19937::nextBlock(engine_.state_.data());
-      engine_.left_ = kWords + 1;
+    if (engine.left_ == 1) {
+      mt19937::nextBlock(engine.state_.data());
+      engine.left_ = kWords + 1;
     }
-    const int used = kWords + 1 - engine_.left_;
+    const int used = kWords + 1 - engine.left_;
     const int taken = static_cast<int>(std::min<std::int64_t>(count, kWords - used));
-    mt19937::temper(engine_.state_.data() + used, numbers, toSize(taken));
-    engine_.left_ -= taken;
-    engine_.next_ = static_cast<std::uint32_t>(used + taken);
+    mt19937::temper(engine.state_.data() + used, numbers, toSize(taken));
+    engine.left_ -= taken;
+    engine.next_ = static_cast<std::uint32_t>(used + taken);
     numbers += taken;
     count -= taken;
   }

@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-
-#ifdef __linux__
 #include <ctime>
 
 #include <sys/mman.h>
 
 #include "sizes.h"
-#endif
 
 namespace torchext {
-
-#ifdef __linux__
 
 namespace {
 
@@ -130,19 +125,5 @@ void preferHugePagesWithin(void* data, std::size_t nbytes) noexcept {
   char* begin = static_cast<char*>(data);
   adviseHuge(roundedDown(begin + kHugePage - 1, kHugePage), roundedDown(begin + nbytes, kHugePage));
 }
-
-#else
-
-FreshPages::FreshPages(void* data, std::size_t nbytes) noexcept
-    : next_{static_cast<char*>(data)}, end_{next_ + nbytes} {}
-
-void FreshPages::provideBlock() noexcept {
-  next_ = end_;
-}
-
-void preferHugePages(void* /*data*/, std::size_t /*nbytes*/) noexcept {}
-void preferHugePagesWithin(void* /*data*/, std::size_t /*nbytes*/) noexcept {}
-
-#endif
 
 }  // namespace torchext

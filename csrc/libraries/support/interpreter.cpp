@@ -12,35 +12,7 @@ std::atomic<const Interpreter*> current{nullptr};
 
 }  // namespace
 
-Interpreter::~Interpreter() = default;
-
-void Interpreter::withoutLock(c10::function_ref<void()> run) const {
-  run();
-}
-
-void Interpreter::withLock(c10::function_ref<void()> run) const {
-  run();
-}
-
-bool Interpreter::isInterrupt(const std::exception& /*error*/) const {
-  return false;
-}
-
-std::string Interpreter::sourceLineHere() const {
-  return {};
-}
-
-std::vector<StackFrame> Interpreter::stackHere() const {
-  return {};
-}
-
-bool Interpreter::hasFakeImplementation(const std::string& /*name*/) const {
-  return false;
-}
-
-void Interpreter::raise(ErrorKind /*kind*/, const std::string& /*message*/) const {}
-
-void Interpreter::raiseWithNote(const c10::Error& /*error*/, const std::string& /*note*/) const {}
+Interpreter::~Interpreter() = default;  // places the virtual table in this library
 
 void setInterpreter(const Interpreter& interpreter) noexcept {
   current.store(&interpreter, std::memory_order_release);

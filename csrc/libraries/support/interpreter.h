@@ -36,33 +36,45 @@ class TORCHEXT_API Interpreter {
   virtual ~Interpreter();
 
   // Calls `run` without the interpreter's lock, if this thread holds it.
-  virtual void withoutLock(c10::function_ref<void()> run) const;
+  virtual void withoutLock(c10::function_ref<void()> run) const {
+    run();
+  }
 
   // Calls `run` with the interpreter's lock. For code that needs that lock while it holds one of our locks that other
   // threads wait for with the interpreter's lock held: it takes this one first, as they do. Threads give up the
   // interpreter's lock while they wait for locks that are held for long: NOTE [The order of locks].
-  virtual void withLock(c10::function_ref<void()> run) const;
+  virtual void withLock(c10::function_ref<void()> run) const {
+    run();
+  }
 
   // Returns true if `error` stops the program, as Python's KeyboardInterrupt does. It must not be treated as a failure
   // of the operator that raised it.
-  virtual bool isInterrupt(const std::exception& error) const;
+  virtual bool isInterrupt(const std::exception& /*error*/) const {
+    return false;
+  }
 
   // Returns the source line that runs now, as "file:line in function", or an empty string if it cannot be determined.
-  virtual std::string sourceLineHere() const;
+  virtual std::string sourceLineHere() const {
+    return {};
+  }
 
   // Returns the functions on the call stack, innermost first.
-  virtual std::vector<StackFrame> stackHere() const;
+  virtual std::vector<StackFrame> stackHere() const {
+    return {};
+  }
 
   // Returns true if the program has registered a fake implementation of the operator `name`, as
   // `torch.library.register_fake()` does, which also registers a Meta kernel.
-  virtual bool hasFakeImplementation(const std::string& name) const;
+  virtual bool hasFakeImplementation(const std::string& /*name*/) const {
+    return false;
+  }
 
   // Raises an error of the language's class for `kind`. Returns if the language has no such class.
-  virtual void raise(ErrorKind kind, const std::string& message) const;
+  virtual void raise(ErrorKind /*kind*/, const std::string& /*message*/) const {}
 
   // Raises the error that PyTorch would translate `error` into, with `note` attached in the language's form for notes.
   // Returns if the language has no notes.
-  virtual void raiseWithNote(const c10::Error& error, const std::string& note) const;
+  virtual void raiseWithNote(const c10::Error& /*error*/, const std::string& /*note*/) const {}
 };
 
 // Set and return the current table. It must live until the process ends.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cfloat>
 #include <cstdint>
-#include <type_traits>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -23,30 +22,6 @@ bool flushesDenormals() {
   const volatile float smallest_normal = FLT_MIN;
   const volatile float half = 0.5F;
   return smallest_normal * half == 0;
-}
-
-// `CuBLASReductionOption` was a Boolean in older releases.
-template <typename Option>
-int numberOf(Option option) {
-  return static_cast<int>(option);
-}
-
-template <typename C>
-void setFp16Reduction(C& context, int value) {
-  if constexpr (std::is_same_v<decltype(context.allowFP16ReductionCuBLAS()), bool>) {
-    context.setAllowFP16ReductionCuBLAS(value != 0);
-  } else {
-    context.setAllowFP16ReductionCuBLAS(value == 0, value != 2);
-  }
-}
-
-template <typename C>
-void setBf16Reduction(C& context, int value) {
-  if constexpr (std::is_same_v<decltype(context.allowBF16ReductionCuBLAS()), bool>) {
-    context.setAllowBF16ReductionCuBLAS(value != 0);
-  } else {
-    context.setAllowBF16ReductionCuBLAS(value == 0, value != 2);
-  }
 }
 
 // ---- Precisions of float32 matrix products ----
@@ -145,10 +120,10 @@ constexpr std::array kSettings{
             [](int value) { context().setBenchmarkLimitCuDNN(value); }},
     Setting{"cudnn.deterministic", [] { return static_cast<int>(context().deterministicCuDNN()); },
             [](int value) { context().setDeterministicCuDNN(value != 0); }},
-    Setting{"cuda.fp16_reduction", [] { return numberOf(context().allowFP16ReductionCuBLAS()); },
-            [](int value) { setFp16Reduction(context(), value); }},
-    Setting{"cuda.bf16_reduction", [] { return numberOf(context().allowBF16ReductionCuBLAS()); },
-            [](int value) { setBf16Reduction(context(), value); }},
+    Setting{"cuda.fp16_reduction", [] { return static_cast<int>(context().allowFP16ReductionCuBLAS()); },
+            [](int value) { context().setAllowFP16ReductionCuBLAS(value == 0, value != 2); }},
+    Setting{"cuda.bf16_reduction", [] { return static_cast<int>(context().allowBF16ReductionCuBLAS()); },
+            [](int value) { context().setAllowBF16ReductionCuBLAS(value == 0, value != 2); }},
     Setting{"cuda.fp16_accumulation", [] { return static_cast<int>(context().allowFP16AccumulationCuBLAS()); },
             [](int value) { context().setAllowFP16AccumulationCuBLAS(value != 0); }},
     Setting{"cuda.linalg_library", [] { return static_cast<int>(context().linalgPreferredBackend()); },

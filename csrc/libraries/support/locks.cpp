@@ -155,19 +155,6 @@ void releaseAfterFork(LockRank end) noexcept {
   --held.forks;
 }
 
-void acquireAll() noexcept {
-  acquireForFork(LockRank::kCount);
-}
-
-void releaseAll() noexcept {
-  releaseAfterFork(LockRank::kCount);
-}
-
-void releaseAllInChild() noexcept {
-  brief_locks_recorded = held.forks + (areLocksChecked() ? 1 : 0);  // without the forks of threads of the parent
-  releaseAll();
-}
-
 }  // namespace
 
 const char* nameOf(LockRank rank) {
@@ -226,7 +213,12 @@ void checkHolds(LockRank rank) noexcept {
 
 void surviveForks() {
   brief_locks_recorded -= areLocksChecked() ? 0 : 1;
-  pthread_atfork(&acquireAll, &releaseAll, &releaseAllInChild);
+  pthread_atfork([] { acquireForFork(LockRank::kCount); }, [] { releaseAfterFork(LockRank::kCount); },
+                 [] {
+                   // without the forks of threads of the parent
+                   brief_locks_recorded = held.forks + (areLocksChecked() ? 1 : 0);
+                   releaseAfterFork(LockRank::kCount);
+                 });
 }
 
 void acquireOuterLocks() noexcept {

@@ -1,17 +1,14 @@
 #include "recycled_memory.h"
 
-#if defined(__linux__)
-#include <malloc.h>
-#endif
-
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/util/ScopeExit.h>
+#include <malloc.h>
 
 #include "fresh_pages.h"
 #include "locks.h"
@@ -35,12 +32,6 @@ struct RecycledMemory::Block {
   std::size_t size = 0;
 };
 
-struct RecycledMemory::State {
-  // Blocks that are not in use.
-  std::vector<Block> free;
-  std::size_t slack = 0;
-};
-
 // The context of a storage on a block. The block returns to its owner when the storage is freed.
 struct RecycledMemory::InUse {
   std::shared_ptr<RecycledMemory> owner;
@@ -49,14 +40,11 @@ struct RecycledMemory::InUse {
 
 void RecycledMemory::giveBack(void* in_use) {
   const std::unique_ptr<InUse> used{static_cast<InUse*>(in_use)};
-  State& state = *used->owner->state_;
   const Locked lock{LockRank::kRecycled};
-  state.free.push_back(std::move(used->block));
+  used->owner->free_.push_back(std::move(used->block));
 }
 
-RecycledMemory::RecycledMemory(std::size_t slack) : state_{std::make_unique<State>()} {
-  state_->slack = slack;
-}
+RecycledMemory::RecycledMemory(std::size_t slack) : slack_{slack} {}
 
 RecycledMemory::~RecycledMemory() = default;
 
@@ -69,14 +57,13 @@ c10::Storage RecycledMemory::makeStorage(std::size_t nbytes) {
   std::vector<Block> outdated;  // freed without the lock
   {
     const Locked lock{LockRank::kRecycled};
-    auto& free = state_->free;
     const auto found =
-        std::find_if(free.begin(), free.end(), [nbytes](const Block& block) { return fits(block.size, nbytes); });
-    if (found != free.end()) {
+        std::find_if(free_.begin(), free_.end(), [nbytes](const Block& block) { return fits(block.size, nbytes); });
+    if (found != free_.end()) {
       used->block = std::move(*found);
-      free.erase(found);
+      free_.erase(found);
     } else {
-      outdated.swap(free);  // these sizes are no longer needed
+      outdated.swap(free_);  // these sizes are no longer needed
     }
   }
   outdated.clear();
@@ -93,19 +80,15 @@ c10::Storage RecycledMemory::makeStorage(std::size_t nbytes) {
                                                             /*resizable=*/false)};
 }
 
-RecycledMemory* RecycledMemory::current() noexcept {
-  return current_memory;
-}
-
-RecyclingGuard::RecyclingGuard(RecycledMemory& memory) noexcept : before_{std::exchange(current_memory, &memory)} {}
-
-RecyclingGuard::~RecyclingGuard() {
-  current_memory = before_;
+void RecycledMemory::serve(c10::function_ref<void()> compute) {
+  const auto restore =
+      c10::make_scope_exit([before = std::exchange(current_memory, this)] { current_memory = before; });
+  compute();
 }
 
 c10::Storage makeLargeStorage(std::size_t nbytes) {
-  if (RecycledMemory* recycled = RecycledMemory::current()) {
-    return recycled->makeStorage(nbytes);
+  if (current_memory != nullptr) {
+    return current_memory->makeStorage(nbytes);
   }
   const at::Tensor bytes = at::empty({toSigned(nbytes)}, at::TensorOptions().dtype(c10::kByte).device(c10::kCPU));
   preferHugePages(bytes.mutable_data_ptr(), nbytes);
@@ -115,7 +98,7 @@ c10::Storage makeLargeStorage(std::size_t nbytes) {
 void RecycledMemory::trim() const noexcept {
 #if defined(__GLIBC__)
 #if __GLIBC_PREREQ(2, 33)
-  if (mallinfo2().fordblks <= state_->slack) {
+  if (mallinfo2().fordblks <= slack_) {
     return;
   }
 #endif

@@ -7,8 +7,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include <c10/core/Storage.h>
+#include <c10/util/FunctionRef.h>
 #include <torchext/macros.h>
 
 namespace torchext {
@@ -24,36 +26,25 @@ class TORCHEXT_API RecycledMemory : public std::enable_shared_from_this<Recycled
   // Makes a storage of `nbytes` bytes with arbitrary contents. It cannot be resized.
   c10::Storage makeStorage(std::size_t nbytes);
 
+  // Calls `compute`. Large results that it computes on this thread are allocated from this memory.
+  void serve(c10::function_ref<void()> compute);
+
   // Returns freed memory that the C allocator keeps to the system, if it exceeds the slack. Small allocations between
   // the large ones prevent their reuse, so without this the process grows.
   void trim() const noexcept;
 
-  // Returns the memory of the innermost `RecyclingGuard` on this thread, or null.
-  static RecycledMemory* current() noexcept;
-
  private:
   struct Block;
   struct InUse;
-  struct State;
 
   explicit RecycledMemory(std::size_t slack);
   static void giveBack(void* in_use);
 
-  std::unique_ptr<State> state_;
+  std::vector<Block> free_;  // blocks that are not in use
+  const std::size_t slack_;
 };
 
-// While it lives, large results that are computed on this thread are allocated from `memory`.
-class TORCHEXT_API RecyclingGuard {
- public:
-  explicit RecyclingGuard(RecycledMemory& memory) noexcept;
-  C10_DISABLE_COPY_AND_ASSIGN(RecyclingGuard);
-  ~RecyclingGuard();
-
- private:
-  RecycledMemory* before_;
-};
-
-// Returns CPU memory for a large result: of the innermost guard on this thread, or else new and on huge pages.
+// Returns CPU memory for a large result: of the innermost `serve()` on this thread, or else new and on huge pages.
 c10::Storage makeLargeStorage(std::size_t nbytes);
 
 }  // namespace torchext

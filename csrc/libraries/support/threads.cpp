@@ -1,9 +1,8 @@
 #include "threads.h"
 
-#include <cstddef>
-#include <exception>
+#include <chrono>
+#include <future>
 #include <system_error>
-#include <thread>
 #include <vector>
 
 #include "sizes.h"
@@ -12,18 +11,14 @@ namespace torchext {
 
 namespace {
 
-// Starts threads that call `run` with 1, 2, ..., below `count`. Returns the first index for which the system could not
-// start a thread, or `count`.
-template <typename Run>
-std::int64_t startThreads(std::vector<std::thread>& threads, std::int64_t count, const Run& run) {
-  for (std::int64_t index = 1; index < count; ++index) {
-    try {
-      threads.emplace_back(run, index);
-    } catch (const std::system_error&) {
-      return index;
-    }
+// Calls `task` on a new thread, or in `wait()` if the system cannot start one.
+std::future<void> started(const c10::function_ref<void(std::int64_t index)>& task, std::int64_t index) {
+  const auto run = [&task, index] { task(index); };
+  try {
+    return std::async(std::launch::async, run);
+  } catch (const std::system_error&) {
+    return std::async(std::launch::deferred, run);
   }
-  return count;
 }
 
 }  // namespace
@@ -32,28 +27,21 @@ std::int64_t startThreads(std::vector<std::thread>& threads, std::int64_t count,
 // is ignored in code compiled without OpenMP. New threads also work in a forked process, where a thread pool has lost
 // its threads.
 void runAtOnce(std::int64_t count, c10::function_ref<void(std::int64_t index)> task) {
-  std::vector<std::exception_ptr> errors(toSize(count));
-  const auto run = [&](std::int64_t index) {
-    try {
-      task(index);
-    } catch (...) {
-      errors[toSize(index)] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(toSize(count));
-  const std::int64_t started = startThreads(threads, count, run);
-  run(0);
-  for (std::int64_t index = started; index < count; ++index) {
-    run(index);
+  std::vector<std::future<void>> calls;
+  calls.push_back(std::async(std::launch::deferred, [&task] { task(0); }));
+  while (toSigned(calls.size()) < count) {
+    calls.push_back(started(task, toSigned(calls.size())));
   }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  for (const std::exception_ptr& error : errors) {
-    if (error != nullptr) {
-      std::rethrow_exception(error);
+  for (const std::future<void>& call : calls) {
+    if (call.wait_for(std::chrono::seconds{0}) == std::future_status::deferred) {
+      call.wait();  // calls it on this thread
     }
+  }
+  for (const std::future<void>& call : calls) {
+    call.wait();
+  }
+  for (std::future<void>& call : calls) {
+    call.get();
   }
 }
 

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <typeinfo>
-#include <unordered_set>
 #include <utility>
 
 #include <ATen/EmptyTensor.h>
@@ -329,31 +328,6 @@ Stack OpNode::arguments(c10::ArrayRef<Tensor> tensors) const {
 std::size_t OpNode::addWritten(WrittenStorage written) {
   written_.push_back(std::move(written));
   return written_.size() - 1;
-}
-
-std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values) {
-  std::vector<const OpNode*> open;
-  open.reserve(values.size());
-  for (const StorageValuePtr& value : values) {
-    open.push_back(value->writer().get());
-  }
-  std::unordered_set<const OpNode*> known{nullptr};
-  std::vector<const OpNode*> nodes;
-  while (!open.empty()) {
-    const OpNode* node = open.back();
-    open.pop_back();
-    if (!known.insert(node).second) {
-      continue;
-    }
-    nodes.push_back(node);
-    for (const TensorArgument& argument : node->tensors()) {
-      if (argument.value != nullptr) {
-        open.push_back(argument.value->writer().get());
-      }
-    }
-  }
-  std::sort(nodes.begin(), nodes.end(), [](const OpNode* a, const OpNode* b) { return a->number() < b->number(); });
-  return nodes;
 }
 
 }  // namespace torchext

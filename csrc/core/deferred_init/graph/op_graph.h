@@ -328,7 +328,4 @@ class OpNode {
   std::unique_ptr<const std::string> source_;
 };
 
-// Returns all operators that led to `values`, in recording order. The caller holds the lock `kReplay`.
-TORCHEXT_API std::vector<const OpNode*> operatorsBehind(const std::vector<StorageValuePtr>& values);
-
 }  // namespace torchext

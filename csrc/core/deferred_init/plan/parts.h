@@ -55,8 +55,6 @@ class ValueParts {
   virtual bool areNone() const noexcept = 0;
   // The bytes that they take in memory.
   virtual std::size_t nbytes() const = 0;
-  // Their share of the whole value, from 0 to 1.
-  virtual double share() const = 0;
   // Returns true if each of them is one of `others`.
   virtual bool areAmong(const ValueParts& others) const = 0;
   // Returns true if they are one part, in whose memory the tensor `geometry` has the geometry `shown`.

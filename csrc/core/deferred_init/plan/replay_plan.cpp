@@ -5,7 +5,6 @@
 
 #include <c10/util/irange.h>
 
-#include "../../../libraries/support/sizes.h"
 #include "replay_order.h"
 
 namespace torchext {
@@ -33,13 +32,6 @@ bool shouldCache(const StorageValue& value) {
   return value.isCurrent() && hooks().computed_values.mayKeep(value);
 }
 
-double PlannedOperator::share() const {
-  if (way == Way::kNotAtAll || way == Way::kTakesOver) {
-    return 0;
-  }
-  return way == Way::kParts ? writes.front().parts->share() : 1;
-}
-
 ReplayPlan::ReplayPlan(std::vector<StorageValuePtr> wanted, CacheUse cache)
     : requested_{std::move(wanted)},
       cache_{cache},
@@ -48,14 +40,10 @@ ReplayPlan::ReplayPlan(std::vector<StorageValuePtr> wanted, CacheUse cache)
   plan();
 }
 
-std::vector<std::size_t> ReplayPlan::connectedWith(std::size_t place) const {
-  return placesConnectedWith(graph_.operators, place);
-}
-
-ReplayPlan ReplayPlan::withoutParts(std::size_t place) const {
+ReplayPlan ReplayPlan::withoutParts(const std::vector<std::size_t>& places) const {
   ReplayPlan other = *this;
-  for (const std::size_t one : connectedWith(place)) {
-    other.as_recorded_[one] = true;
+  for (const std::size_t place : places) {
+    other.as_recorded_[place] = true;
   }
   other.plan();
   return other;
@@ -65,7 +53,7 @@ void ReplayPlan::plan() {
   makeOperators();
   countReads();
   std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planWrites(planned); });
-  std::for_each(operators_.begin(), operators_.end(), [this](PlannedOperator& planned) { planSteps(planned); });
+  hooks().parts.planSteps(operators_);
   hooks().parts.check(*this);
 }
 
@@ -181,108 +169,6 @@ bool ReplayPlan::takesOver(const PlannedOperator& planned) const {
     return false;
   }
   return source.parts ? source.parts->areOnlyPart(geometry, written) : geometry == written;
-}
-
-// Plans the elementwise operators that follow a fill, each the only reader of the result before it.
-void ReplayPlan::planSteps(PlannedOperator& planned) {
-  const PartRules& rules = hooks().parts;
-  if (planned.way != Way::kCall || !rules.mayHaveSteps(*planned.node)) {
-    return;
-  }
-  std::optional<Geometry> shown = planned.node->tensors().front().geometry();
-  const PlannedOperator* last = &planned;
-  while (true) {
-    const PlannedValue& written = last->writes.front();
-    if (written.reads != 1 || written.isKept() || written.parts) {
-      return;
-    }
-    PlannedOperator& next = operators_[written.last_use];
-    shown = next.way == Way::kCall ? rules.resultOfStep(*next.node, *shown) : std::nullopt;
-    if (!shown || next.writes.front().parts) {
-      return;
-    }
-    if (rules.worksInPlace(*next.node)) {
-      PlannedValue& result = next.writes.front();
-      result.origin = Origin::kInPlace;
-      result.argument = 0;
-      result.nbytes = written.nbytes;
-    }
-    next.way = Way::kStep;
-    planned.steps.push_back(next.place);
-    last = &next;
-  }
-}
-
-// `is_counted(writer, value)` returns true if the memory of the value counts.
-template <typename IsCounted>
-std::size_t ReplayPlan::peakOf(const IsCounted& is_counted) const {
-  std::size_t peak = 0;
-  std::size_t alive = 0;
-  const auto bytesOf = [&](const PlannedOperator& planned, const PlannedValue& written) {
-    return is_counted(planned, written) ? written.nbytes : 0;
-  };
-  const auto allocate = [&](const PlannedOperator& planned) {
-    for (const PlannedValue& written : planned.writes) {
-      alive += written.isTaken() ? 0 : bytesOf(planned, written);
-    }
-  };
-  const auto drop = [&](const PlannedOperator& planned) {
-    for (const PlannedValue& written : planned.writes) {
-      // The value before is among the last uses. Values that are not read are dropped at once.
-      alive += written.isTaken() ? bytesOf(planned, written) : 0;
-      alive -= written.value == nullptr ? bytesOf(planned, written) : 0;
-    }
-    for (const LiveValue& value : planned.last_uses) {
-      alive -= of(value).is_wanted ? 0 : bytesOf(operators_[value.writer], of(value));
-    }
-  };
-  const auto withSteps = [this](const PlannedOperator& planned, const auto& visit) {
-    visit(planned);
-    for (const std::size_t step : planned.steps) {
-      visit(operators_[step]);
-    }
-  };
-  for (const PlannedOperator& planned : operators_) {
-    if (planned.way != Way::kNotAtAll && planned.way != Way::kStep) {
-      withSteps(planned, allocate);
-      const bool works_there = is_counted(planned, planned.writes.front());
-      peak = std::max(peak, alive + (works_there ? hooks().parts.workspaceOf(*this, planned) : 0));
-      withSteps(planned, drop);
-    }
-  }
-  for (const LiveValue& value : graph_.wanted) {
-    alive += value.hasWriter() ? 0 : value.value->nbytes();  // a constant, which is copied
-  }
-  return std::max(peak, alive);
-}
-
-std::size_t ReplayPlan::peak() const {
-  return peakOf([](const PlannedOperator& /*planned*/, const PlannedValue& /*written*/) { return true; });
-}
-
-// A result that is not read has no recorded value. It is on the device of the operator's other inputs and outputs.
-std::size_t ReplayPlan::peakOnCpu() const {
-  const auto isOnCpu = [](const StorageValue* value) { return value == nullptr || value->device().is_cpu(); };
-  return peakOf([&isOnCpu](const PlannedOperator& planned, const PlannedValue& written) {
-    if (written.value != nullptr) {
-      return isOnCpu(written.value);
-    }
-    const auto& tensors = planned.node->tensors();
-    return std::all_of(planned.writes.begin(), planned.writes.end(),
-                       [&](const PlannedValue& other) { return isOnCpu(other.value); }) &&
-           std::all_of(tensors.begin(), tensors.end(),
-                       [&](const TensorArgument& argument) { return isOnCpu(argument.value.get()); });
-  });
-}
-
-std::size_t ReplayPlan::written() const {
-  std::size_t sum = 0;
-  for (const PlannedOperator& planned : operators_) {
-    for (const PlannedValue& written : planned.writes) {
-      sum += planned.way == Way::kNotAtAll || planned.way == Way::kTakesOver ? 0 : written.nbytes;
-    }
-  }
-  return sum;
 }
 
 }  // namespace torchext

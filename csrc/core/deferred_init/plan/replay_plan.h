@@ -16,7 +16,6 @@
 //   * Torchext has no kernel for a random fill on this processor. Then its steps run one after the other.
 //   * Parts contain NaNs, whose bits may differ from those of the whole. Then the plan `withoutParts()` runs.
 
-#include <torchext/macros.h>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -90,9 +89,6 @@ struct PlannedOperator {
   std::vector<std::size_t> steps;
   // The values that no later operator needs. Some may be wanted.
   std::vector<LiveValue> last_uses;
-
-  // The computed share of its outputs, from 0 to 1.
-  TORCHEXT_API double share() const;
 };
 
 // How a replay uses values that other replays also need: NOTE [Computed values].
@@ -126,21 +122,8 @@ class ReplayPlan {
     return operators_[value.writer].writes[value.value->output()];
   }
 
-  // Returns the operators that are connected by reads with the one at `place`, including it, in order.
-  std::vector<std::size_t> connectedWith(std::size_t place) const;
-
-  // Returns the same plan, except that those of them that run for parts run as recorded.
-  ReplayPlan withoutParts(std::size_t place) const;
-
-  // The peak of memory in bytes, including the wanted values. Allocations inside kernels are estimated:
-  // PartRules::workspaceOf().
-  TORCHEXT_API std::size_t peak() const;
-
-  // The peak of host memory only.
-  std::size_t peakOnCpu() const;
-
-  // The bytes that all operators write, roughly proportional to the time.
-  TORCHEXT_API std::size_t written() const;
+  // Returns the same plan, except that those operators at `places` that run for parts run as recorded.
+  ReplayPlan withoutParts(const std::vector<std::size_t>& places) const;
 
  private:
   void plan();
@@ -149,9 +132,6 @@ class ReplayPlan {
   void planWrites(PlannedOperator& planned);
   bool takesOver(const PlannedOperator& planned) const;
   bool canBeWrittenInPlace(const PlannedOperator& planned, const LiveValue& before, const PlannedValue& after) const;
-  void planSteps(PlannedOperator& planned);
-  template <typename IsCounted>
-  std::size_t peakOf(const IsCounted& is_counted) const;
 
   std::vector<StorageValuePtr> requested_;
   CacheUse cache_;

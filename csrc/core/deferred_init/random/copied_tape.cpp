@@ -1,6 +1,6 @@
-#include "copied_tape.h"
-
 #include <ATen/core/Tensor.h>
+
+#include "tape.h"
 
 namespace torchext {
 

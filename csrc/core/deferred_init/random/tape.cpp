@@ -5,7 +5,6 @@
 #include "../../../libraries/support/sizes.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../hooks/hooks.h"
-#include "copied_tape.h"
 
 namespace torchext {
 

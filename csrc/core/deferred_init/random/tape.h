@@ -11,7 +11,7 @@
 // state as in eager construction.
 //
 // The representation of a position depends on the kind of generator. By default, it is a copy of the generator, and
-// operators must run to move it (`copied_tape.h`). An extension has tapes for MT19937, the generator of the CPU, and
+// operators must run to move it (`copiedTape()`). An extension has tapes for MT19937, the generator of the CPU, and
 // for Philox, that of CUDA.
 
 #include <cstdint>
@@ -116,6 +116,10 @@ class TORCHEXT_API Tape {
 // The kind of generators of a device: copies, unless another is set. Set it while the library is loaded.
 TORCHEXT_API void setTape(c10::DeviceType device, const Tape& tape);
 TORCHEXT_API const Tape& tapeOf(c10::DeviceType device);
+
+// The kind of generators of unknown types: its positions are copies of their state. Moving one means running the
+// operators.
+TORCHEXT_API const Tape& copiedTape();
 
 // Returns the default generator of `device`. Undefined if the device has no generator: the meta device, and devices
 // that PyTorch was built without.

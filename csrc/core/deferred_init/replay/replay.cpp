@@ -7,6 +7,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -19,7 +20,7 @@
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
-#include "call_settings.h"
+#include "../plan/replay_order.h"
 
 namespace torchext {
 
@@ -70,6 +71,32 @@ void checkDevicesExist(const OpNode& node) {
               "the model on the CPU and let materialize_module() place it.");
 }
 
+bool isFloat32OnCuda(c10::Device device, caffe2::TypeMeta dtype) {
+  return device.is_cuda() &&
+         (dtype == caffe2::TypeMeta::Make<float>() || dtype == caffe2::TypeMeta::Make<c10::complex<float>>());
+}
+
+bool readsFloat32OnCuda(const OpNode& node) {
+  return std::any_of(node.tensors().begin(), node.tensors().end(), [](const TensorArgument& argument) {
+    if (argument.external != nullptr) {
+      return isFloat32OnCuda(argument.external->tensor().device(), argument.external->tensor().dtype());
+    }
+    return argument.value != nullptr && isFloat32OnCuda(argument.value->device(), argument.geometry().dtype);
+  });
+}
+
+// Raises an error if `node`, which reads float32 on a CUDA device, was recorded under another precision of matrix
+// products. PyTorch's default for this setting cannot be read, so the setting cannot be restored.
+void checkCudaPrecision(const OpNode& node) {
+  if (!readsFloat32OnCuda(node) || hooks().parts.ruleOf(node) != PartRule::kNone) {
+    return;
+  }
+  const auto changed = node.threadState().settings->changedCudaPrecision();
+  TORCH_CHECK(!changed, "`", node.op().operator_name(),
+              "` was recorded with another float32 precision (`torch.backends.", changed.value_or(""),
+              "`) than the current one. Restore the setting that was active during construction.");
+}
+
 // Checks that the real tensors that `node` reads are unchanged, and that its devices exist.
 void checkInputs(const OpNode& node) {
   checkDevicesExist(node);
@@ -80,6 +107,33 @@ void checkInputs(const OpNode& node) {
     }
   }
 }
+
+// While it lives, PyTorch's kernels use as many threads as when `node` was recorded, if its result can depend on that.
+// Sums do, for example; random fills, copies and additions do not. Raises an error if the number cannot be restored.
+class ThreadCountGuard {
+ public:
+  explicit ThreadCountGuard(const OpNode& node) : previous_{at::get_num_threads()} {
+    const KernelSettings& settings = *node.threadState().settings;
+    const int recorded = settings.threads();
+    if (recorded == previous_ || hooks().parts.ruleOf(node) != PartRule::kNone) {
+      return;
+    }
+    at::set_num_threads(recorded);
+    TORCH_CHECK(at::get_num_threads() == recorded, "`", node.op().operator_name(), "` was recorded with ", recorded,
+                " threads, but PyTorch now uses ", previous_,
+                ", and the number cannot be changed. Its last bits may depend on that. Call torch.set_num_threads(",
+                previous_, ") before the construction.");
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(ThreadCountGuard);
+  ~ThreadCountGuard() {
+    if (at::get_num_threads() != previous_) {
+      at::set_num_threads(previous_);
+    }
+  }
+
+ private:
+  int previous_;
+};
 
 // Adds the operator, and the line that recorded it, to errors. PyTorch's general error becomes a MaterializationError;
 // its subclasses, such as ValueError and OutOfMemoryError, stay.
@@ -199,8 +253,8 @@ void Replay::runAll(c10::function_ref<void(std::size_t place)> run_one) {
 }
 
 std::size_t Replay::restartWithoutParts(std::size_t place) {
-  const std::vector<std::size_t> connected = plan_.connectedWith(place);
-  plan_ = plan_.withoutParts(place);
+  const std::vector<std::size_t> connected = placesConnectedWith(plan_.graph().operators, place);
+  plan_ = plan_.withoutParts(connected);
   for (const std::size_t one : connected) {
     is_done_[one] = false;
     for (ValueMemory& memory : memory_.of(one)) {

@@ -59,14 +59,6 @@ std::shared_ptr<const ThreadState> ThreadState::shared() {
   return recent.get(is_same, [&now] { return now; });
 }
 
-AutocastCacheOff::AutocastCacheOff() : was_enabled_{autocast::is_autocast_cache_enabled()} {
-  autocast::set_autocast_cache_enabled(false);
-}
-
-AutocastCacheOff::~AutocastCacheOff() {
-  autocast::set_autocast_cache_enabled(was_enabled_);
-}
-
 NoFunctionModes::NoFunctionModes() {
   using at::impl::PythonTorchFunctionTLS;
   if (PythonTorchFunctionTLS::stack_len() > 0) {
@@ -86,11 +78,14 @@ RealDispatch::RealDispatch(ThreadState now, const ThreadState* state)
       keys_{(state != nullptr ? *state : previous_).keys.included_ - kSkipped,
             (state != nullptr ? *state : previous_).keys.excluded_ | kSkipped},
       grad_mode_{state != nullptr && state->grad_mode},
-      settings_{state != nullptr ? *state->settings : *previous_.settings, *previous_.settings} {
+      settings_{state != nullptr ? *state->settings : *previous_.settings, *previous_.settings},
+      had_autocast_cache_{autocast::is_autocast_cache_enabled()} {
   setDtypes(state != nullptr ? *state : previous_);
+  autocast::set_autocast_cache_enabled(false);
 }
 
 RealDispatch::~RealDispatch() {
+  autocast::set_autocast_cache_enabled(had_autocast_cache_);
   setDtypes(previous_);
 }
 

@@ -30,18 +30,6 @@ struct ThreadState {
   static std::shared_ptr<const ThreadState> shared();
 };
 
-// While it lives, autocast casts without its cache. The cache keeps the cast of a leaf until the region ends, so casts
-// of leaves that exist only during the replay would be found later.
-class AutocastCacheOff {
- public:
-  AutocastCacheOff();
-  C10_DISABLE_COPY_AND_ASSIGN(AutocastCacheOff);
-  ~AutocastCacheOff();
-
- private:
-  bool was_enabled_;
-};
-
 // While it lives, no modes of `__torch_function__` are active on this thread, including the default device. In eager
 // mode a kernel written in Python does not run under them either: each mode is popped while it handles the call.
 class NoFunctionModes {
@@ -73,7 +61,9 @@ class TORCHEXT_API RealDispatch {
   c10::AutoGradMode grad_mode_;
   NoFunctionModes no_modes_;
   KernelSettingsGuard settings_;
-  AutocastCacheOff no_cache_;
+  // Autocast casts without its cache in the meantime. The cache keeps the cast of a leaf until the region ends, so
+  // casts of leaves that exist only during the replay would be found later.
+  const bool had_autocast_cache_;
 };
 
 }  // namespace torchext
