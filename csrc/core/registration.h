@@ -6,7 +6,7 @@ namespace torchext {
 
 // Runs the self-tests of pieces that rely on details of PyTorch and makes forking safe, once per process. Raises if
 // PyTorch does not behave as torch_internals/ assumes. Called before the first dispatch key is taken. The bindings call
-// it earlier, to raise errors on import. Takes no key: takeFakeKeys(), enterDeferredInit() and extensions take keys on
+// it earlier, to raise errors on import. Takes no key: takeFakeKeys(), DeferredInitGuard and extensions take keys on
 // demand.
 TORCHEXT_API void setUp();
 

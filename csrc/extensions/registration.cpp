@@ -16,6 +16,7 @@
 #include "dispatch/hit_checks.h"
 #include "dispatch/resize.h"
 #include "dispatch/unboxed.h"
+#include "kernels/device_checks.h"
 #include "layouts/layouts.h"
 #include "marks/origins.h"
 #include "marks/tensor_marks.h"
@@ -51,6 +52,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerKernelTrials();
   registerDeviceKernels();
   registerFakeCuda();
+  all.decompositions.add(&kernelForSeveralDevices);  // last: the others take precedence
   setFakeCudaAllocation(&runOnMeta);
   registerKeyOwners();
   all.followers.add(&UncountedVersions::follow);

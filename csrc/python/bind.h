@@ -12,6 +12,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
+#include "../libraries/support/open_blocks.h"
 #include "../libraries/support/sizes.h"
 
 namespace torchext::python {
@@ -96,6 +97,14 @@ template <auto kAnswer>
 void bindPredicate(pybind11::module_& module, const char* name, const char* signature) {
   static PyMethodDef definition{name, &answer<kAnswer>, METH_O, signature};
   addFunction(module, definition);
+}
+
+// Binds functions that enter and leave interchangeable blocks: NOTE [Guards and blocks]. Leaving raises if no block is
+// open on the thread; `block` is its name in the message. The list of open blocks belongs to this module.
+template <typename Guard>
+void bindBlock(pybind11::module_& module, const char* enter, const char* leave, const char* block) {
+  bind(module, enter, [] { OpenGuards<Guard>::enter(kAnyOwner); });
+  bind(module, leave, [block] { OpenGuards<Guard>::leave(kAnyOwner, block); });
 }
 
 // Calls a Python function inside a guard that is constructed from `arguments`.

@@ -1,4 +1,3 @@
-#include "../core/deferred_init/deferred_init.h"
 #include "../core/fake/fake.h"
 #include "../extensions/digests/digest.h"
 #include "../extensions/digests/recording_digest.h"
@@ -18,6 +17,8 @@
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include <torchext/deferred_init.h>
 
 #include "../core/fake/calls/errors.h"
 #include "../libraries/support/sizes.h"
@@ -135,8 +136,7 @@ std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> 
 }  // namespace
 
 void bindDeferredInit(pybind11::module_& module) {
-  bind(module, "enter_deferred_init", enterDeferredInit);
-  bind(module, "leave_deferred_init", leaveDeferredInit);
+  bindBlock<DeferredInitGuard>(module, "enter_deferred_init", "leave_deferred_init", "deferred_init()");
   module.def("all_fakes_if_in", &allFakesIfIn);
   bindPredicate<&isDeferred>(module, "is_deferred", "is_deferred(tensor: torch.Tensor) -> bool");
   module.def("materialize", torch::wrap_pybind_function(materializeTensors), pybind11::arg("placed"),
@@ -164,8 +164,7 @@ void bindDeferredInit(pybind11::module_& module) {
   bind(module, "materializes_as_fakes", materializesAsFakes);
   bind(module, "digests_of_recordings", digestsOf);
   bind(module, "sources_of", sourcesOfTensors);
-  bind(module, "enter_tracing", enterTracing);
-  bind(module, "leave_tracing", leaveTracing);
+  bindBlock<TracingGuard>(module, "enter_tracing", "leave_tracing", "tracing()");
 }
 
 }  // namespace torchext::python

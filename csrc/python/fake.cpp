@@ -16,6 +16,7 @@
 #include "../core/fake/fake.h"
 #include "../core/fake/meta/meta_kernel.h"
 #include "../core/fake/storage/fake_factories.h"
+#include "../core/fake/storage/fake_keys.h"
 #include "../core/hooks/hooks.h"
 #include "../extensions/collectives/collectives.h"
 #include "../extensions/composites/gradient_factories.h"
@@ -133,6 +134,14 @@ void describeAgain(const pybind11::capsule& gpu) {
   describeFakeGpu(*gpu.get_pointer<const GpuDescription>());
 }
 
+// Returns true if calls on this thread bypass the `Fake` key because a `__torch_dispatch__` makes them: PyTorch
+// excludes all keys above `Python` while it runs, and before 2.13 `Fake` was one of them.
+bool isHiddenFromPythonHandler() {
+  // Only PyTorch's handler of `Python` excludes the key of composites: it excludes all keys above its own.
+  return kBelowFake.has(c10::DispatchKey::Python) && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Fake) &&
+         c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
+}
+
 // Dispatches operators that Python calls through the `Fake` key again.
 class ShowFakeKeyGuard {
  public:
@@ -205,8 +214,7 @@ auto cacheInfo() {
 }  // namespace
 
 void bindFake(pybind11::module_& module) {
-  bind(module, "enter_fake_mode", enterFakeMode);
-  bind(module, "leave_fake_mode", leaveFakeMode);
+  bindBlock<FakeModeGuard>(module, "enter_fake_mode", "leave_fake_mode", "fake_mode()");
   bind(module, "are_factories_fake", areFactoriesFake);
   bind(module, "enter_fake_cuda", enterFakeCuda);
   bind(module, "leave_fake_cuda", leaveFakeCuda);

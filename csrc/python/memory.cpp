@@ -295,8 +295,7 @@ void bindMemory(py::module_& module) {
       .def("data", &dataOf);
   bind(module, "open_memory_tracker", openTracker);
   bind(module, "close_memory_tracker", closeTimeline);
-  bind(module, "enter_real_allocations", enterRealAllocations);
-  bind(module, "leave_real_allocations", leaveRealAllocations);
+  bindBlock<RealAllocationsGuard>(module, "enter_real_allocations", "leave_real_allocations", "track_memory()");
   module.def("set_memory_scope", torch::wrap_pybind_function(setMemoryScope), py::arg("scope"), py::arg("phase"),
              py::arg("traces_lines"), py::arg("root") = 0);
   bind(module, "mark_memory", markMemory);

@@ -9,8 +9,7 @@
 #include <ATen/ops/ones.h>
 #include <torchext/torchext.h>
 
-#include "core/deferred_init/deferred_init.h"
-#include "core/fake/fake.h"
+#include "libraries/support/open_blocks.h"
 #include "libraries/support/source_lines.h"
 #include "tests.h"
 
@@ -66,15 +65,17 @@ void deferredTensorsBecomeReal() {
 }
 
 void pairsOfFunctionsActLikeGuards() {
-  torchext::enterFakeMode();
-  torchext::enterDeferredInit();
-  torchext::leaveFakeMode();
+  using FakeBlocks = torchext::OpenGuards<FakeModeGuard>;
+  using DeferredBlocks = torchext::OpenGuards<DeferredInitGuard>;
+  FakeBlocks::enter(torchext::kAnyOwner);
+  DeferredBlocks::enter(torchext::kAnyOwner);
+  FakeBlocks::leave(torchext::kAnyOwner, "fake_mode()");
   EXPECT(isDeferred(ones()));
-  torchext::leaveDeferredInit();
+  DeferredBlocks::leave(torchext::kAnyOwner, "deferred_init()");
   EXPECT(!isFake(ones()));
   std::string message;
   try {
-    torchext::leaveFakeMode();
+    FakeBlocks::leave(torchext::kAnyOwner, "fake_mode()");
   } catch (const std::exception& error) {
     message = error.what();
   }

@@ -1,11 +1,9 @@
-#include "deferred_init.h"
-
 #include <memory>
 
+#include <torchext/deferred_init.h>
+
 #include "../../libraries/support/included_key.h"
-#include "../../libraries/support/open_blocks.h"
 #include "../../libraries/support/take_key.h"
-#include "../fake/calls/recording.h"
 #include "../fake/fake_key.h"
 #include "../fake/storage/fake_keys.h"
 #include "../hooks/hooks.h"
@@ -21,7 +19,7 @@ void registerDeferredInitKey() {
   for (const OnKeyTaken prepare : hooks().on_deferred_init_key) {
     prepare();
   }
-  setHandlersRecorder(handlersRecorder());
+  setHandlersRecorder();
 }
 
 void takeDeferredInitKey() {
@@ -43,14 +41,6 @@ DeferredInitGuard::DeferredInitGuard() {
 }
 
 DeferredInitGuard::~DeferredInitGuard() = default;
-
-void enterDeferredInit() {
-  OpenGuards<DeferredInitGuard>::enter(kAnyOwner);
-}
-
-void leaveDeferredInit() {
-  OpenGuards<DeferredInitGuard>::leave(kAnyOwner, "deferred_init()");
-}
 
 bool isDeferred(const at::TensorBase& tensor) {
   return valueOf(tensor) != nullptr;

@@ -1,12 +1,12 @@
 #include "materialize.h"
 
 #include <c10/util/irange.h>
+#include <torchext/deferred_init.h>
 
 #include "../../libraries/support/locks.h"
 #include "../fake/calls/errors.h"
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
-#include "deferred_init.h"
 
 namespace torchext {
 

@@ -3,9 +3,6 @@
 #include <memory>
 #include <utility>
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
-#include "../../libraries/support/open_blocks.h"
 #include "../../libraries/support/sizes.h"
 #include "../hooks/hooks.h"
 #include "fake_key.h"
@@ -18,7 +15,6 @@
 namespace torchext {
 
 using at::Tensor;
-using c10::DispatchKey;
 
 namespace {
 
@@ -57,12 +53,6 @@ Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
   return layouts.fakeOf(like, members);
 }
 
-bool isHiddenFromPythonHandler() {
-  // Only PyTorch's handler of `Python` excludes the key of composites: it excludes all keys above its own.
-  return kBelowFake.has(DispatchKey::Python) && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) &&
-         c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
-}
-
 struct FakeModeGuard::State {
   FakeFactoriesGuard factories;
 };
@@ -74,14 +64,6 @@ FakeModeGuard::FakeModeGuard() {
 }
 
 FakeModeGuard::~FakeModeGuard() = default;
-
-void enterFakeMode() {
-  OpenGuards<FakeModeGuard>::enter(kAnyOwner);
-}
-
-void leaveFakeMode() {
-  OpenGuards<FakeModeGuard>::leave(kAnyOwner, "fake_mode()");
-}
 
 namespace {
 

@@ -16,18 +16,10 @@ namespace torchext {
 // from autograd.
 TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);
 
-// Returns true if calls on this thread bypass the `Fake` key because a `__torch_dispatch__` makes them: PyTorch
-// excludes all keys above `Python` while it runs, and before 2.13 `Fake` was one of them.
-TORCHEXT_API bool isHiddenFromPythonHandler();
-
 // Returns a fake with the layout, shape and properties of the sparse tensor `like`, which may be real. It consists of
 // `members`, which must be fake: indices and values, or compressed indices, plain indices and values. It has the dtype
 // and device of its values.
 TORCHEXT_API at::Tensor sparseFakeOf(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
-
-// For languages without guards: NOTE [Guards and blocks]. Leaving raises if no block is open on this thread.
-TORCHEXT_API void enterFakeMode();
-TORCHEXT_API void leaveFakeMode();
 
 // Returns a fake tensor of `nbytes` bytes on `device`, on a new storage. Calls neither the dispatcher nor a mode.
 TORCHEXT_API at::Tensor fakeBytes(std::int64_t nbytes, c10::Device device);

@@ -23,7 +23,6 @@
 #include "calls/errors.h"
 #include "calls/op_traits.h"
 #include "calls/recording.h"
-#include "hits.h"
 #include "meta/device_rules.h"
 #include "meta/meta_call.h"
 #include "resizable_outputs.h"
@@ -40,43 +39,6 @@ using c10::DispatchKeySet;
 namespace {
 
 constexpr DispatchKeySet kFake{DispatchKey::Fake};
-
-template <typename Check>
-std::exception_ptr refusalOf(const Check& check) {
-  try {
-    check();
-    return nullptr;
-  } catch (const c10::Error&) {
-    return std::current_exception();
-  }
-}
-
-// The extensions that follow a call.
-class Followers {
- public:
-  Followers(const OperatorHandle& op, const Stack& stack, c10::function_ref<bool()> decomposes) {
-    for (const FollowCall follow : hooks().followers) {
-      if (auto follower = follow(op, stack, decomposes)) {
-        followers_.push_back(std::move(follower));
-      }
-    }
-  }
-
-  void finish(const Stack& stack) const {
-    for (const auto& follower : followers_) {
-      follower->finish(stack);
-    }
-  }
-
-  void fail() const noexcept {
-    for (const auto& follower : followers_) {
-      follower->fail();
-    }
-  }
-
- private:
-  c10::SmallVector<std::unique_ptr<CallFollower>, 2> followers_;
-};
 
 // Handles one call. csrc/README.md lists the steps.
 class FakeCall {
@@ -138,7 +100,12 @@ void FakeCall::run() {
   for (const Tensor* tensor : tensors_) {
     inspectTensor(*tensor);
   }
-  const Followers followers{op_, stack_, [this] { return kernelToDecomposeWith().has_value(); }};
+  c10::SmallVector<std::unique_ptr<CallFollower>, 2> followers;
+  for (const FollowCall follow : hooks().followers) {
+    if (auto follower = follow(op_, stack_, [this] { return kernelToDecomposeWith().has_value(); })) {
+      followers.push_back(std::move(follower));
+    }
+  }
   const bool may_be_cached = facts_.has_fake || isFakeMode();
   try {
     const bool reads_values = facts_.has_value && hooks().values.areRead(op_, stack_);
@@ -146,10 +113,14 @@ void FakeCall::run() {
       carryOut(decide(), &key);
     }
   } catch (...) {
-    followers.fail();
+    for (const auto& follower : followers) {
+      follower->fail();
+    }
     throw;
   }
-  followers.finish(stack_);
+  for (const auto& follower : followers) {
+    follower->finish(stack_);
+  }
 }
 
 // Does not look up the call in the cache, because a lookup changes the cache.
@@ -169,7 +140,8 @@ std::optional<FakeOutcome> FakeCall::decideEarly() const {
   if (mustPassToPython()) {
     return FakeOutcome::kPassesOn;
   }
-  return mustBeRecordedForHandler(op_, stack_) ? std::optional{FakeOutcome::kRecords} : std::nullopt;
+  const bool is_recorded = !isRecording() && hooks().recorder.concerns(op_, stack_);
+  return is_recorded ? std::optional{FakeOutcome::kRecords} : std::nullopt;
 }
 
 FakeDecision FakeCall::decide() const {
@@ -182,8 +154,10 @@ FakeDecision FakeCall::decide() const {
   if (isPinMemory(op_)) {
     return {FakeOutcome::kPins};
   }
-  if (auto refusal = refusalOf([this] { hooks().layouts.refuse(op_, stack_); })) {
-    return {FakeOutcome::kRefuses, {}, std::move(refusal)};
+  try {
+    hooks().layouts.refuse(op_, stack_);
+  } catch (const c10::Error&) {
+    return {FakeOutcome::kRefuses, {}, std::current_exception()};
   }
   return decideHowToFake();
 }
@@ -210,7 +184,7 @@ void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
       op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
       break;
     case FakeOutcome::kRecords:
-      recordForHandler(op_, keys_, &stack_);
+      hooks().recorder.record(op_, keys_, &stack_);
       break;
     case FakeOutcome::kRunsReal:
       runOnRealTensors();
@@ -244,7 +218,7 @@ std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
       return kernel;
     }
   }
-  return kernelForSeveralDevices(op_, arguments());
+  return std::nullopt;
 }
 
 void FakeCall::inspectTensor(const Tensor& tensor) {
@@ -399,6 +373,27 @@ bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {
 }
 
 }  // namespace
+
+bool isFakeMode() {
+  return areFactoriesFake() && !isInKernelOfFakeTensorMode();
+}
+
+void countCall(
+    const OperatorHandle& op, Arguments arguments, const KernelScratch* scratch, Arguments results, bool has_new) {
+  if (isRecording() || isInFakeImplementation()) {
+    if (has_new) {
+      forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });
+    }
+    return;
+  }
+  MemoryCounter* const counter = memoryCounter();
+  if (has_new || scratch != nullptr) {
+    counter->runKernel(op, scratch, results);
+  }
+  if (counter != nullptr) {
+    counter->observe(op, arguments, results);
+  }
+}
 
 FakeDecision predictFake(const OperatorHandle& op, DispatchKeySet keys, const Stack& arguments) {
   Stack stack = arguments;

@@ -50,4 +50,12 @@ TORCHEXT_API FakeDecision predictFake(const c10::OperatorHandle& op,
                                       c10::DispatchKeySet keys,
                                       const torch::jit::Stack& arguments);
 
+// Returns true if factories on this thread make fakes.
+bool isFakeMode();
+
+// Counts the memory of a call: what its kernel allocates, if `has_new` or `scratch`, and what the counter derives from
+// its arguments. Storages that deferred_init records, or a fake implementation makes, are not counted.
+void countCall(
+    const c10::OperatorHandle& op, Arguments arguments, const KernelScratch* scratch, Arguments results, bool has_new);
+
 }  // namespace torchext

@@ -34,12 +34,34 @@ void takeFakeKey() {
   }
 }
 
-[[maybe_unused]] const bool is_connected = [] {
-  setTakeFakeKey(&takeFakeKey);
-  return true;
-}();
+// The fallback of the key of composites if the `Fake` key has another owner, which may have registered a kernel for the
+// operator.
+void sharesKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  hooks().owners.shareKernelOf(op);
+  op.redispatchBoxed(keys & kBelowComposites, stack);
+}
+
+void registerComposites() {
+  registerFallback(kCompositesKey, isFakeKeyShared() ? torch::CppFunction::makeFromBoxedFunction<&sharesKernel>()
+                                                     : torch::CppFunction::makeFallthrough());
+  // Leaked: kernels may be in flight until the process ends.
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+  for (const RegisterKernels register_kernels : hooks().on_composites_key) {
+    register_kernels(*library);
+  }
+}
+
+void takeCompositesKey() {
+  static LazyKey key{kCompositesKey, "Fake and deferred tensors need"};
+  key.take(registerComposites);
+}
 
 }  // namespace
+
+void takeFakeKeys() {
+  takeFakeKey();
+  takeCompositesKey();
+}
 
 void shareFakeKernels() {
   if (isFakeKeyShared()) {

@@ -370,6 +370,22 @@ struct Collectives {
 
 // ---- Recordings ----
 
+// NOTE [Calls of handlers]
+//
+// The handler of `Fake` passes calls that concern deferred tensors to the recorder, which calls the handler again to
+// run them as fakes: NOTE [Recording below autograd]. This includes calls from the `__torch_dispatch__` of a mode or a
+// subclass, which do not reach the key `DeferredInit`: `pythonFallback()` excludes all keys above `Python` on the
+// thread while `__torch_dispatch__` runs (PythonFallbackKernel.cpp).
+
+// The recorder's functions for such calls. Null as long as no deferred tensor has existed. Not set by an extension, but
+// with the key `DeferredInit`.
+struct HandlersRecorder {
+  // Returns true if the call of `op` with the arguments on top of `stack` concerns deferred tensors.
+  Hook<bool(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> concerns;
+  // Handles such a call.
+  Hook<void(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack)> record;
+};
+
 class OpNode;
 class PartsMemory;
 class ReplayPlan;
@@ -544,6 +560,7 @@ struct Hooks {
   Collectives collectives{};
   KeyOwners owners{};
   MemoryCounter* memory = nullptr;
+  HandlersRecorder recorder{};
   PartRules parts{};
   ComputedValues computed_values{};
   ExternalValues external_values{};

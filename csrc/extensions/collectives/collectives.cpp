@@ -15,11 +15,11 @@
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 #include <torch/library.h>
+#include <torchext/deferred_init.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/deferred_init/deferred_init.h"
 #include "../../core/fake/calls/recording.h"
-#include "../../core/fake/hits.h"
+#include "../../core/fake/fake_handler.h"
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"

@@ -11,6 +11,7 @@
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../support/autograd.h"
+#include "../values/factories_of_call.h"
 #include "composite_kernels.h"
 #include "gradient_factories.h"
 

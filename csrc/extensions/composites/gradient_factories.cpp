@@ -9,9 +9,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
 
-#include "../../core/fake/storage/fake_factories.h"
 #include "../../libraries/support/locks.h"
 #include "../support/autograd.h"
+#include "../values/factories_of_call.h"
 
 namespace torchext {
 

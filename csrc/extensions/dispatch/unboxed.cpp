@@ -12,16 +12,17 @@
 #include <torch/library.h>
 
 #include "../../core/fake/cache/call_key.h"
-#include "../../core/fake/calls/recording.h"
 #include "../../core/fake/fake_handler.h"
-#include "../../core/fake/hits.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
+#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/hooks/hooks.h"
 #include "../composites/versions.h"
 #include "../layouts/sparse_fakes.h"
 #include "../values/known_bytes.h"
 #include "../values/known_values.h"
 #include "hit_checks.h"
+#include "hits.h"
 #include "resize.h"
 
 namespace torchext {
@@ -84,6 +85,14 @@ constexpr bool kMakesValues = kMakesFill<Operator> || kIsAmong<Operator, at::_op
 // Returns true if a mode or a subclass must receive the call first. Before 2.13: FakeCall::mustPassToPython().
 bool isForPython(DispatchKeySet keys) {
   return (keys & kBelowFake).has(DispatchKey::Python);
+}
+
+// Counts the memory that the kernel of a call allocates: `scratch`, if any, and its results, which `results` returns.
+template <typename MakeResults>
+void countHit(const c10::OperatorHandle& op, const KernelScratch* scratch, const MakeResults& results) {
+  if (takeUncounted() || scratch != nullptr) {
+    memoryCounter()->runKernel(op, scratch, results());
+  }
 }
 
 template <typename Operator, typename Schema = typename Operator::schema>
@@ -186,7 +195,7 @@ template <typename Operator, typename Return, typename Self, typename... Others>
 struct SparseField<Operator, Return(Self, Others...)> {
   static Return call(DispatchKeySet keys, Self self, Others... others) {
     static const OperatorHandle op = UnboxedKernel<Operator>::handle();
-    if (isAnsweredHere(op, keys) && !haveHandlersRecorder() && isSparseFake(self)) {
+    if (isAnsweredHere(op, keys) && !hooks().recorder.concerns && isSparseFake(self)) {
       const DispatchKey kernel = c10::computeDispatchKey(c10::kFloat, self.layout(), c10::kCPU);
       if (op.hasComputedKernelForDispatchKey(kernel)) {
         return Operator::redispatch(DispatchKeySet{kernel}, self, others...);

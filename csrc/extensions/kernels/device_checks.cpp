@@ -1,8 +1,11 @@
 #include "device_checks.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <utility>
+
+#include "../../libraries/support/stack_utils.h"
 
 namespace torchext {
 
@@ -39,6 +42,21 @@ bool comparesDevices(const c10::OperatorHandle& op) {
 
 bool sharesKernels(const c10::OperatorHandle& op) {
   return namesOfOperators().second.count(c10::toString(op.operator_name())) != 0;
+}
+
+std::optional<c10::DispatchKey> kernelForSeveralDevices(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr c10::DispatchKey kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  if (op.schema().name().rfind("aten::_foreach_", 0) != 0 || !op.hasKernelForDispatchKey(kSlow)) {
+    return std::nullopt;
+  }
+  std::optional<c10::Device> first;
+  const bool differs = std::any_of(arguments.begin(), arguments.end(), [&first](const IValue& argument) {
+    return argument.isTensorList() && hasTensor(argument, [&first](const Tensor& tensor) {
+             first = first.value_or(tensor.device());
+             return *first != tensor.device();
+           });
+  });
+  return differs ? std::optional{kSlow} : std::nullopt;
 }
 
 }  // namespace torchext

@@ -9,11 +9,14 @@
 // operators with CUDA kernels, except those with `device_check: NoCheck`.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
 #include <torchext/macros.h>
 
 namespace torchext {
@@ -33,5 +36,10 @@ bool comparesDevices(const c10::OperatorHandle& op);
 // according to the file. Then both devices make the checks of this function. Loops that only the CPU has may check
 // more.
 bool sharesKernels(const c10::OperatorHandle& op);
+
+// Returns the kernel of a `_foreach_` operator whose lists have tensors on several devices: it calls an operator for
+// each tensor, like CUDA's kernels then do (`can_use_fast_route()`, ForeachUtils.h). Returns nothing for other calls.
+std::optional<c10::DispatchKey> kernelForSeveralDevices(const c10::OperatorHandle& op,
+                                                        c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace torchext

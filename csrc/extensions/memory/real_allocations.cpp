@@ -11,7 +11,6 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../libraries/support/locks.h"
-#include "../../libraries/support/open_blocks.h"
 #include "../../libraries/support/sizes.h"
 #include "../support/allocation_limit.h"
 #include "device_memory.h"
@@ -117,14 +116,6 @@ void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(
   if (auto* reporter = dynamic_cast<Reporter*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE))) {
     reporter->visit(storage.data(), visit);
   }
-}
-
-void enterRealAllocations() {
-  OpenGuards<RealAllocationsGuard>::enter(kAnyOwner);
-}
-
-void leaveRealAllocations() {
-  OpenGuards<RealAllocationsGuard>::leave(kAnyOwner, "track_memory()");
 }
 
 }  // namespace torchext

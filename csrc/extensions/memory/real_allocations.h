@@ -31,8 +31,4 @@ class TORCHEXT_API RealAllocationsGuard {
 // so that it is not freed in the meantime.
 TORCHEXT_API void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(Allocation&)> visit);
 
-// For languages without guards: NOTE [Guards and blocks].
-TORCHEXT_API void enterRealAllocations();
-TORCHEXT_API void leaveRealAllocations();
-
 }  // namespace torchext

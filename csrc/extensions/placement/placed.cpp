@@ -11,8 +11,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/irange.h>
+#include <torchext/deferred_init.h>
 
-#include "../../core/deferred_init/deferred_init.h"
 #include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/deferred_init/replay/replay.h"
 #include "../../core/deferred_init/state/real_dispatch.h"

@@ -7,8 +7,9 @@
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
-#include "../../core/fake/hits.h"
+#include "../../core/fake/fake_handler.h"
 #include "../../core/fake/meta/device_rules.h"
+#include "../../core/fake/storage/storage_memory.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../support/registrations.h"

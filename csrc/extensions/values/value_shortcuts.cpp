@@ -11,13 +11,13 @@
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/take_key.h"
 #include "../support/autograd.h"
+#include "factories_of_call.h"
 #include "known_values.h"
 
 namespace torchext {

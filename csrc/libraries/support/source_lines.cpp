@@ -3,7 +3,6 @@
 #include <cstddef>
 
 #include "interpreter.h"
-#include "open_blocks.h"
 
 namespace torchext {
 
@@ -19,14 +18,6 @@ TracingGuard::TracingGuard() {
 
 TracingGuard::~TracingGuard() {
   --depth;
-}
-
-void enterTracing() {
-  OpenGuards<TracingGuard>::enter(kAnyOwner);
-}
-
-void leaveTracing() {
-  OpenGuards<TracingGuard>::leave(kAnyOwner, "tracing()");
 }
 
 std::string tracedSourceLine() {

@@ -18,10 +18,6 @@ class TORCHEXT_API TracingGuard {
   ~TracingGuard();
 };
 
-// For languages without guards: NOTE [Guards and blocks]. Leaving raises if no block is open on this thread.
-TORCHEXT_API void enterTracing();
-TORCHEXT_API void leaveTracing();
-
 // Returns the current line, or an empty string on a thread that does not trace.
 std::string tracedSourceLine();
 

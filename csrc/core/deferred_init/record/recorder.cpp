@@ -609,17 +609,18 @@ void deferredInitFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* 
   });
 }
 
-HandlersRecorder handlersRecorder() noexcept {
-  return {[](const OperatorHandle& op, const Stack& stack) {
-            const auto arguments = argumentsOf(op, stack);
-            return (haveDeferred(arguments) || isFactoryOfDeferred(op, arguments)) && !compositeKernelOf(op);
-          },
-          [](const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-            translatingFailures([&] {
-              RecordedCall call{op, keys, *stack};
-              call.carryOut(call.decideBelowAutograd());
-            });
-          }};
+void setHandlersRecorder() noexcept {
+  HandlersRecorder& recorder = hooks().recorder;
+  recorder.record = [](const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    translatingFailures([&] {
+      RecordedCall call{op, keys, *stack};
+      call.carryOut(call.decideBelowAutograd());
+    });
+  };
+  recorder.concerns = [](const OperatorHandle& op, const Stack& stack) {
+    const auto arguments = argumentsOf(op, stack);
+    return (haveDeferred(arguments) || isFactoryOfDeferred(op, arguments)) && !compositeKernelOf(op);
+  };
 }
 
 }  // namespace torchext

@@ -6,8 +6,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torchext/macros.h>
 
-#include "../../fake/calls/recording.h"
-
 namespace torchext {
 
 // NOTE [Recording below autograd]
@@ -31,8 +29,8 @@ namespace torchext {
 // The backend fallback of the `DeferredInit` key. See csrc/README.md.
 void deferredInitFallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// The recording interface for the handler of `Fake`: NOTE [Calls of handlers] in core/fake/calls/recording.h.
-HandlersRecorder handlersRecorder() noexcept;
+// Sets the hooks of `HandlersRecorder`: NOTE [Calls of handlers]. Call before there are deferred tensors.
+void setHandlersRecorder() noexcept;
 
 // How the recorder handles a call.
 enum class RecorderOutcome : std::uint8_t {

@@ -1,6 +1,5 @@
 #include "recording.h"
 
-#include <atomic>
 #include <utility>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -13,9 +12,6 @@ thread_local int depth = 0;
 thread_local bool can_run_for_real = false;
 thread_local int implementations = 0;
 thread_local int sparse_kernels = 0;
-
-// Leaked: threads may make calls until the process ends.
-std::atomic<const HandlersRecorder*> handlers_recorder{nullptr};
 
 }  // namespace
 
@@ -66,23 +62,6 @@ bool isInSparseKernel() noexcept {
 
 bool isInKernelOfFakeTensorMode() noexcept {
   return c10::impl::tls_local_dispatch_key_set().included_.has_backend(c10::BackendComponent::MetaBit);
-}
-
-void setHandlersRecorder(HandlersRecorder recorder) {
-  handlers_recorder.store(new HandlersRecorder{recorder}, std::memory_order_release);
-}
-
-bool haveHandlersRecorder() noexcept {
-  return handlers_recorder.load(std::memory_order_relaxed) != nullptr;
-}
-
-bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const HandlersRecorder* recorder = handlers_recorder.load(std::memory_order_acquire);
-  return recorder != nullptr && !isRecording() && recorder->concerns(op, stack);
-}
-
-void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  handlers_recorder.load(std::memory_order_acquire)->record(op, keys, stack);
 }
 
 }  // namespace torchext

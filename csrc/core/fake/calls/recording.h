@@ -1,7 +1,6 @@
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
+#include <c10/macros/Macros.h>
 #include <torchext/macros.h>
 
 namespace torchext {
@@ -55,33 +54,5 @@ bool isInSparseKernel() noexcept;
 // For its own tensors, this also applies where the mode has not been entered. `in_kernel_invocation_manager()`
 // (fake_tensor.py) includes the meta device in the thread's keys, which this function checks.
 bool isInKernelOfFakeTensorMode() noexcept;
-
-// NOTE [Calls of handlers]
-//
-// The handler of `Fake` passes calls that concern deferred tensors to the recorder, which calls the handler again to
-// run them as fakes: NOTE [Recording below autograd]. This includes calls from the `__torch_dispatch__` of a mode or a
-// subclass, which do not reach the key `DeferredInit`: `pythonFallback()` excludes all keys above `Python` on the
-// thread while `__torch_dispatch__` runs (PythonFallbackKernel.cpp).
-
-// The recorder's functions for such calls.
-struct HandlersRecorder {
-  // Returns true if the call concerns deferred tensors.
-  bool (*concerns)(const c10::OperatorHandle& op, const torch::jit::Stack& stack) = nullptr;
-  // Handles such a call.
-  void (*record)(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) = nullptr;
-};
-
-// Call once, before there are deferred tensors.
-void setHandlersRecorder(HandlersRecorder recorder);
-
-// Returns true if the recorder must handle the call of `op` with the arguments on top of `stack`, and has not yet done
-// so.
-bool mustBeRecordedForHandler(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-
-// Returns true if there may be such calls: recorded tensors exist, or have existed.
-bool haveHandlersRecorder() noexcept;
-
-// Passes such a call to the recorder.
-void recordForHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace torchext

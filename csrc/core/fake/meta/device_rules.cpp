@@ -1,6 +1,5 @@
 #include "device_rules.h"
 
-#include <algorithm>
 #include <string>
 
 #include "../../../libraries/support/device_index.h"
@@ -201,21 +200,6 @@ bool DeviceRules::mixesDevices() const {
     return weight.isTensor() && weight.toTensor().is_meta();
   }
   return mayMixDevices(op_) || hasFakeImplementation(op_);
-}
-
-std::optional<c10::DispatchKey> kernelForSeveralDevices(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  constexpr c10::DispatchKey kSlow = c10::DispatchKey::CompositeExplicitAutograd;
-  if (op.schema().name().rfind("aten::_foreach_", 0) != 0 || !op.hasKernelForDispatchKey(kSlow)) {
-    return std::nullopt;
-  }
-  std::optional<Device> first;
-  const bool differs = std::any_of(arguments.begin(), arguments.end(), [&first](const IValue& argument) {
-    return argument.isTensorList() && hasTensor(argument, [&first](const Tensor& tensor) {
-             first = first.value_or(tensor.device());
-             return *first != tensor.device();
-           });
-  });
-  return differs ? std::optional{kSlow} : std::nullopt;
 }
 
 }  // namespace torchext

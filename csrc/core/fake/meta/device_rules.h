@@ -49,9 +49,4 @@ class DeviceRules {
   int device_argument_ = -1;
 };
 
-// Returns the kernel of a `_foreach_` operator whose lists have tensors on several devices: it calls an operator for
-// each tensor, like CUDA's kernels then do (`can_use_fast_route()`, ForeachUtils.h). Returns nothing for other calls.
-std::optional<c10::DispatchKey> kernelForSeveralDevices(const c10::OperatorHandle& op,
-                                                        c10::ArrayRef<c10::IValue> arguments);
-
 }  // namespace torchext

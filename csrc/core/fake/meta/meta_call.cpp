@@ -323,7 +323,6 @@ IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
 // Returns false, and keeps the error, if the kernel refuses the call.
 bool MetaCall::callKernel() {
   try {
-    const MetaCallOnDevice hint{plan_.device};
     const NoTorchFunction no_torch_function;
     std::optional<HiddenCalls> hidden;
     std::optional<CallsOfImplementation> of_implementation;
@@ -333,7 +332,7 @@ bool MetaCall::callKernel() {
       hidden.emplace();
     }
     HeldWarnings held;
-    callMetadataKernel(plan_.kernel, op_, stack_);
+    callMetadataKernel(plan_.kernel, plan_.device, op_, stack_);
     warnings_ = held.consume();
     return true;
   } catch (const DataDependentError&) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/core/enum_tag.h>
+#include <c10/util/ScopeExit.h>
 
 #include "../../../libraries/support/interpreter.h"
 #include "../../../libraries/support/plain_tensors.h"
@@ -120,7 +121,9 @@ bool hasOnlyPythonMetaKernel(const OperatorHandle& op) {
          !overriddenKernelOf(op, DispatchKey::Meta).isValid();
 }
 
-void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& stack) {
+void callMetadataKernel(MetadataKernel kernel, c10::Device device, const OperatorHandle& op, Stack& stack) {
+  const auto restore =
+      c10::make_scope_exit([previous = std::exchange(meta_call_device, device)] { meta_call_device = previous; });
   hooks().kernels.callMeta(op, stack, [&](Stack& accepted) {
     if (kernel == MetadataKernel::kComposite) {
       op.callBoxedForDispatchKey(isScatterIntoCopy(op) ? DispatchKey::CompositeExplicitAutogradNonFunctional
@@ -130,12 +133,6 @@ void callMetadataKernel(MetadataKernel kernel, const OperatorHandle& op, Stack& 
       callKernel(op, accepted);  // the dispatcher finds the program's, our own, or the fallback that raises an error
     }
   });
-}
-
-MetaCallOnDevice::MetaCallOnDevice(c10::Device device) : previous_{std::exchange(meta_call_device, device)} {}
-
-MetaCallOnDevice::~MetaCallOnDevice() {
-  meta_call_device = previous_;
 }
 
 std::optional<c10::Device> deviceOfMetaCall() {

@@ -52,22 +52,16 @@ bool hasFakeImplementation(const c10::OperatorHandle& op);
 // Returns true if PyTorch's Meta kernel of `op` is written in Python, without C++ code that it overrides.
 bool hasOnlyPythonMetaKernel(const c10::OperatorHandle& op);
 
-// Calls the kernel with the arguments on top of `stack`, which must be on the meta device, or fakes for a fake
-// implementation. Without a kernel, calls PyTorch's fallback for the meta device, which raises the corresponding error.
-void callMetadataKernel(MetadataKernel kernel, const c10::OperatorHandle& op, torch::jit::Stack& stack);
+// Calls the kernel for `device` with the arguments on top of `stack`, which must be on the meta device, or fakes for a
+// fake implementation. Without a kernel, calls PyTorch's fallback for the meta device, which raises the corresponding
+// error.
+void callMetadataKernel(MetadataKernel kernel,
+                        c10::Device device,
+                        const c10::OperatorHandle& op,
+                        torch::jit::Stack& stack);
 
-// While an instance exists, `deviceOfMetaCall()` returns `device` on this thread. PyTorch's Python Meta kernels call
-// `device_hint()` (torch/_meta_registrations.py), and torchext/fake/meta_functions.py makes it return this device.
-class MetaCallOnDevice {
- public:
-  explicit MetaCallOnDevice(c10::Device device);
-  C10_DISABLE_COPY_AND_ASSIGN(MetaCallOnDevice);
-  ~MetaCallOnDevice();
-
- private:
-  std::optional<c10::Device> previous_;
-};
-
+// Returns the `device` of the innermost call of `callMetadataKernel()` on this thread. PyTorch's Python Meta kernels
+// call `device_hint()` (torch/_meta_registrations.py), and torchext/fake/meta_functions.py makes it return this device.
 TORCHEXT_API std::optional<c10::Device> deviceOfMetaCall();
 
 }  // namespace torchext

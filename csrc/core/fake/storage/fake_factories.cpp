@@ -2,9 +2,8 @@
 
 #include <cstddef>
 
-#include <torchext/fake_tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../../../libraries/support/stack_utils.h"
 #include "fake_keys.h"
 
 namespace torchext {
@@ -22,22 +21,6 @@ FakeFactoriesGuard::FakeFactoriesGuard() {
 
 FakeFactoriesGuard::~FakeFactoriesGuard() {
   --guards;
-}
-
-FactoriesOfCall::FactoriesOfCall(c10::ArrayRef<c10::IValue> arguments) {
-  bool has_fake = false;
-  bool has_deferred = false;
-  forEachTensor(arguments, [&](const at::Tensor& tensor) {
-    if (isFake(tensor)) {
-      has_fake = true;
-      has_deferred = has_deferred || tensor.key_set().has(c10::DispatchKey::DeferredInit);
-    }
-  });
-  if (has_deferred) {
-    deferred_.emplace(c10::DispatchKey::DeferredInit);
-  } else if (has_fake) {
-    fake_.emplace();
-  }
 }
 
 bool areFactoriesFake() {

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <optional>
-
-#include <ATen/core/ivalue.h>
-#include <c10/util/ArrayRef.h>
+#include <c10/macros/Macros.h>
 #include <torchext/macros.h>
 
 #include "../../../libraries/support/included_key.h"
@@ -20,18 +17,6 @@ class TORCHEXT_API FakeFactoriesGuard {
 
  private:
   IncludedKey include_{c10::DispatchKey::Fake};
-};
-
-// While an instance exists, factories on this thread make tensors of the same kind as `arguments`: deferred tensors if
-// one of these is deferred, otherwise fakes if one is fake. PyTorch's kernels and gradient formulas allocate with
-// factories, and write values computed from their arguments there. Nests.
-class FactoriesOfCall {
- public:
-  explicit FactoriesOfCall(c10::ArrayRef<c10::IValue> arguments);
-
- private:
-  std::optional<FakeFactoriesGuard> fake_;
-  std::optional<IncludedKey> deferred_;
 };
 
 // While an instance exists, factories on this thread make real tensors, even in fake_mode() and deferred_init().

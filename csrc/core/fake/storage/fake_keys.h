@@ -27,7 +27,8 @@ constexpr c10::DispatchKeySet kFakeKeys({c10::DispatchKey::Fake, kCompositesKey}
 
 // Takes the keys that fakes carry, permanently: `Fake`, which is shared with another owner if it has one (NOTE [Two
 // owners of the Fake key]), and the key of composites. Cheap after the first call. Must be called before any tensor
-// carries one of them, or any thread includes one. Raises if a key cannot be taken.
+// carries one of them, or any thread includes one. Raises if a key cannot be taken. Defined in fake_key.cpp, because it
+// registers the handler of `Fake`.
 void takeFakeKeys();
 
 // Call before a fake gets these lazy bits.
@@ -38,9 +39,5 @@ bool isFakeKeyShared() noexcept;
 
 // Call when the key has been shared. This is permanent.
 void setFakeKeyShared() noexcept;
-
-// Sets the function that takes `Fake`, or shares it, which the handler provides. Each `takeFakeKeys()` calls it. Cheap
-// after the first call. Call while the library is loaded.
-void setTakeFakeKey(void (*take)()) noexcept;
 
 }  // namespace torchext

@@ -5,12 +5,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../libraries/support/stack_utils.h"
-#include "../hooks/hooks.h"
-#include "cache/metadata_cache.h"
-#include "calls/recording.h"
-#include "storage/fake_factories.h"
-#include "storage/fake_storage.h"
+#include "../../core/fake/cache/metadata_cache.h"
+#include "../../core/fake/calls/recording.h"
+#include "../../core/fake/fake_handler.h"
+#include "../../core/fake/storage/fake_storage.h"
+#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/hooks/hooks.h"
 
 namespace torchext {
 
@@ -21,7 +21,7 @@ using c10::OperatorHandle;
 namespace {
 
 bool needsHandler(const Tensor& fake) {
-  return mayHaveProvenance(fake) && (haveHandlersRecorder() || hooks().values.has(fake));
+  return mayHaveProvenance(fake) && (hooks().recorder.concerns || hooks().values.has(fake));
 }
 
 // Returns true if a call of `tensors` needs its boxed arguments. `num_fakes` of them are fake.
@@ -48,10 +48,6 @@ bool callsNeedHandler(const OperatorHandle& op) {
          c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
 }
 
-bool isFakeMode() {
-  return areFactoriesFake() && !isInKernelOfFakeTensorMode();
-}
-
 std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_values) {
   if (!key.isComplete() || needsHandler(key.tensors(), key.numFakes())) {
     return nullptr;
@@ -60,23 +56,6 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
   const auto has_only_results = [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); };
   auto recipe = metadataCache().find(key, gives_values ? MetadataCache::Wanted{has_results} : has_only_results);
   return recipe != nullptr && recipe->canBeMade(key.tensors()) ? recipe : nullptr;
-}
-
-void countCall(
-    const OperatorHandle& op, Arguments arguments, const KernelScratch* scratch, Arguments results, bool has_new) {
-  if (isRecording() || isInFakeImplementation()) {
-    if (has_new) {
-      forEachTensor(results, [](const Tensor& result) { dismissStorage(result.storage()); });
-    }
-    return;
-  }
-  MemoryCounter* const counter = memoryCounter();
-  if (has_new || scratch != nullptr) {
-    counter->runKernel(op, scratch, results);
-  }
-  if (counter != nullptr) {
-    counter->observe(op, arguments, results);
-  }
 }
 
 bool canBeAliased(const Tensor& self) {
