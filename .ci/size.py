@@ -14,10 +14,11 @@ import sys
 # ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), processes that a program
 # starts (79,500 before), outputs with math bits, uncounted versions and checked conversions (79,650 before), parts
 # with steps, checks that devices share, and sums of sparse tensors (80,150 before). Layouts of convolutions and states
-# of tensors in Python saved 230 lines, and registrations, layouts and marks 150.
-BUDGET = 79_540
+# of tensors in Python saved 230 lines, registrations, layouts and marks 150, and one view of calls, joined files and
+# structs of PyTorch 1,040.
+BUDGET = 78_900
 # Budget for csrc/core, which a newcomer must understand.
-CORE_BUDGET = 12_420
+CORE_BUDGET = 11_120
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

@@ -9,7 +9,7 @@
 // may be left twice, on another thread, or while a later one is still open. The last case happens when coroutines or
 // generators that hold blocks take turns on a thread. If an object of the language held the guard, as PyTorch's
 // `py_context_manager` does, leaving would restore the state of another thread. So the list of open blocks belongs to
-// the thread:
+// the thread, and to the library that enters and leaves them:
 //
 // - `OpenGuards` keeps one guard per block, and ends them from the last to the first. A block that is left while later
 //   ones are open does not affect these; its guard ends after theirs;
