@@ -3,8 +3,8 @@
 #include <map>
 #include <string>
 
-#include "../../csrc/libraries/support/kernel_settings.h"
 #include "../../csrc/extensions/marks/tensor_marks.h"
+#include "../../csrc/libraries/support/kernel_settings.h"
 
 namespace torchext::python {
 
