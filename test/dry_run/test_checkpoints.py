@@ -241,6 +241,7 @@ dcp.async_save(state(), checkpoint_id="async", async_checkpointer_type=AsyncChec
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("rank", [0, 3])  # rank 3 has an empty shard
 def test_checkpoint_that_a_rank_has_saved_is_loaded_again(rank: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SAVES_AND_LOADS)

@@ -122,6 +122,7 @@ def test_training_has_the_peak_of_the_model_that_is_not_deferred(
     assert peak_of_training(make) == peak_of_training(wanted)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_shards_of_a_deferred_model_have_the_peak_of_those_of_the_meta_device(device: Any) -> None:
     def on_meta() -> nn.Module:
@@ -203,6 +204,7 @@ def test_checkpoint_is_not_written_in_a_world(make: Callable[[], nn.Module], tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_checkpoint_is_loaded_as_fakes(device: str | None, tmp_path: Path) -> None:
     """Large tensors are not read: the file is a hole. Small ones keep their values."""
