@@ -129,7 +129,7 @@ FakeDecision FakeCall::predict() {
     return {*outcome};
   }
   hooks().values.prepare(op_, stack_, /*is_prediction=*/true);
-  forEachTensor(stack_, num_arguments_, [this](const Tensor& tensor) {
+  forEachTensor(arguments(), [this](const Tensor& tensor) {
     facts_.has_fake = facts_.has_fake || isFake(tensor);
     facts_.has_value = facts_.has_value || (isFake(tensor) && hooks().values.has(tensor));
   });

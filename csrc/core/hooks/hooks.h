@@ -478,7 +478,7 @@ using MaterializeTensors = Hook<bool(at::ArrayRef<at::Tensor> tensors)>;
 // Additions of extensions to the guards of the core, on the calling thread.
 struct GuardAdditions {
   // Inference mode saves and restores whether the thread traces origins of inference tensors. Both raise nothing. Set
-  // when a program first traces: inference blocks are entered often.
+  // with the key of marked tensors, without which no thread traces: inference blocks are entered often.
   Hook<bool()> tracesOrigins;
   Hook<void(bool traces)> traceOrigins;
   // Called for each self-cleaning region. Without an extension, such a region is an error. `endCleaning()` raises

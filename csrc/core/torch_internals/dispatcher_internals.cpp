@@ -5,6 +5,14 @@
 #include <utility>
 
 #include "kernel_identity.h"
+#include "private_members.h"
+
+TORCHEXT_OPEN_MEMBER(OperatorDefinition, &c10::OperatorHandle::operatorDef_)
+TORCHEXT_OPEN_MEMBER(DispatchTable, &c10::impl::OperatorEntry::dispatchTable_)
+TORCHEXT_OPEN_MEMBER(TableComputation, &c10::impl::OperatorEntry::computeDispatchTableEntryWithDebug)
+TORCHEXT_OPEN_MEMBER(Registrations, &c10::impl::OperatorEntry::kernels_)
+TORCHEXT_OPEN_MEMBER(BoxedFunction, &c10::KernelFunction::boxed_kernel_func_)
+TORCHEXT_OPEN_MEMBER(BoxedFunctor, &c10::BoxedKernel::functor_)
 
 namespace torchext {
 
@@ -17,63 +25,22 @@ using c10::impl::OperatorEntry;
 
 namespace {
 
-namespace opened {
-
-// An explicit instantiation may name private members ([temp.spec]): `memberOf(opened::NAME{})` returns a pointer to
-// one. If PyTorch removes one of them, this file does not compile.
-template <typename Name, auto Member>
-struct Open {
-  friend constexpr auto memberOf(Name /*unused*/) {
-    return Member;
-  }
-};
-
-struct Definition {
-  friend constexpr auto memberOf(Definition);
-};
-template struct Open<Definition, &OperatorHandle::operatorDef_>;
-
-struct Table {
-  friend constexpr auto memberOf(Table);
-};
-template struct Open<Table, &OperatorEntry::dispatchTable_>;
-
-struct Computation {
-  friend constexpr auto memberOf(Computation);
-};
-template struct Open<Computation, &OperatorEntry::computeDispatchTableEntryWithDebug>;
-
-struct Registrations {
-  friend constexpr auto memberOf(Registrations);
-};
-template struct Open<Registrations, &OperatorEntry::kernels_>;
-
-struct Boxed {
-  friend constexpr auto memberOf(Boxed);
-};
-template struct Open<Boxed, &KernelFunction::boxed_kernel_func_>;
-
-struct Functor {
-  friend constexpr auto memberOf(Functor);
-};
-template struct Open<Functor, &c10::BoxedKernel::functor_>;
-
-}  // namespace opened
-
+// `operatorEntry()`, which is exported, so that compilers do not inline it: each cache key calls this.
+//
 // OperatorHandle returns its kernels only as a SafeKernelFunction. Making one copies the kernel, allocates, and prints
 // a description.
 const OperatorEntry& entryOf(const OperatorHandle& op) {
-  return (op.*memberOf(opened::Definition{}))->op;
+  return (op.*memberOf(opened::OperatorDefinition{}))->op;
 }
 
 // PyTorch exposes the origin of an entry only in `dumpComputedTable()`, as text about all keys. This is the function
 // that it calls.
 std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key) {
-  return (op.*memberOf(opened::Computation{}))(Dispatcher::singleton(), key);
+  return (op.*memberOf(opened::TableComputation{}))(Dispatcher::singleton(), key);
 }
 
 const c10::OperatorKernel* functorOf(const KernelFunction& kernel) {
-  return (kernel.*memberOf(opened::Boxed{}).*memberOf(opened::Functor{})).get();
+  return (kernel.*memberOf(opened::BoxedFunction{}).*memberOf(opened::BoxedFunctor{})).get();
 }
 
 }  // namespace
@@ -96,7 +63,7 @@ const KernelFunction& kernelOf(const OperatorHandle& op, DispatchKey key) {
 
 const KernelFunction& KernelSlot::of(const OperatorHandle& op) const {
   static const KernelFunction none;
-  const KernelFunction& kernel = (entryOf(op).*memberOf(opened::Table{})).data()[index_];
+  const KernelFunction& kernel = (entryOf(op).*memberOf(opened::DispatchTable{})).data()[index_];
   return kernel.isValid() ? kernel : none;
 }
 

@@ -10,8 +10,14 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>
 
+#include "private_members.h"
+
 // For names that only some releases declare.
 #define TORCHEXT_TORCH (TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR)
+
+#if TORCHEXT_TORCH < 212
+TORCHEXT_OPEN_MEMBER(RefusalOfDataAccess, &c10::StorageImpl::throw_on_immutable_data_ptr_)
+#endif
 
 namespace torchext::compat {
 
@@ -67,18 +73,8 @@ inline void allowDataAccess(c10::StorageImpl& storage) {
 
 #else
 
-// Only an explicit instantiation may name a private member ([temp.spec]), and so gives access to the flag.
-template <auto Member>
-struct PrivateFlag {
-  friend bool& refusesDataAccess(c10::StorageImpl& storage) {
-    return storage.*Member;
-  }
-};
-template struct PrivateFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-bool& refusesDataAccess(c10::StorageImpl& storage);
-
 inline void allowDataAccess(c10::StorageImpl& storage) {
-  refusesDataAccess(storage) = false;
+  storage.*memberOf(opened::RefusalOfDataAccess{}) = false;
 }
 
 #endif

@@ -129,7 +129,7 @@ bool isUnclean(const Tensor& tensor) {
 namespace {
 
 void forEachResult(const OperatorHandle& op, const Stack& stack, TensorVisitor visit) {
-  forEachTensor(stack, op.schema().returns().size(), visit);
+  forEachTensor(topOf(stack, op.schema().returns().size()), visit);
 }
 
 // Operators without any work return an argument itself, for example `broadcast_tensors` (called by losses) for tensors

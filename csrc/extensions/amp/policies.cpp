@@ -58,7 +58,7 @@ DeviceType deviceTypeOf(DispatchKey key) {
 // Returns the widest of the dtypes that autocast casts between. Different lower precisions promote to float32.
 ScalarType widestDtype(const Stack& stack, std::size_t count, DeviceType device_type) {
   auto widest = ScalarType::Undefined;
-  forEachTensor(stack, count, [&widest, device_type](const Tensor& tensor) {
+  forEachTensor(topOf(stack, count), [&widest, device_type](const Tensor& tensor) {
     const ScalarType dtype = tensor.scalar_type();
     const bool is_one = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
     if (is_one && autocast::is_eligible(tensor, device_type)) {

@@ -61,13 +61,8 @@ void meshgridKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
 
 // Returns true for composite operators that may allocate a tensor and write to it, as opposed to making views.
 bool mayAllocate(const OperatorHandle& op) {
-  const auto& schema = op.schema();
-  const auto is_tensor = [](const c10::Argument& result) {
-    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-  };
-  return compositeKernelOf(op) && !onlyMakesViews(op) &&
-         std::any_of(schema.returns().begin(), schema.returns().end(), is_tensor);
+  const auto& returns = op.schema().returns();
+  return compositeKernelOf(op) && !onlyMakesViews(op) && std::any_of(returns.begin(), returns.end(), isOfTensors);
 }
 
 // Registers `kKernel` for the operators of `aten` for which `is_wanted` returns true and that have no kernel yet.

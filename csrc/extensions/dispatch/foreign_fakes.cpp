@@ -20,12 +20,17 @@
 #include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/kernel_identity.h"
+#include "../../core/torch_internals/private_members.h"
 #include "../../core/torch_internals/self_tests.h"
 #include "../../libraries/support/included_key.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/no_warnings.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/take_key.h"
+
+TORCHEXT_OPEN_MEMBER(Fallbacks, &c10::Dispatcher::backendFallbackKernels_)
+TORCHEXT_OPEN_MEMBER(FallbackRemoval, &c10::Dispatcher::deregisterFallback_)
+TORCHEXT_OPEN_MEMBER(DispatcherGuard, &c10::Dispatcher::guard_)
 
 namespace torchext {
 
@@ -34,37 +39,10 @@ using c10::DispatchKeySet;
 
 namespace {
 
-namespace opened {
-
-// Opens private members as in core/torch_internals/dispatcher_internals.cpp.
-template <typename Name, auto Member>
-struct Open {
-  friend constexpr auto memberOf(Name /*unused*/) {
-    return Member;
-  }
-};
-
-struct Fallbacks {
-  friend constexpr auto memberOf(Fallbacks);
-};
-template struct Open<Fallbacks, &c10::Dispatcher::backendFallbackKernels_>;
-
-struct Removal {
-  friend constexpr auto memberOf(Removal);
-};
-template struct Open<Removal, &c10::Dispatcher::deregisterFallback_>;
-
-struct Guard {
-  friend constexpr auto memberOf(Guard);
-};
-template struct Open<Guard, &c10::Dispatcher::guard_>;
-
-}  // namespace opened
-
 // Returns the backend fallback of `key`.
 RegisteredKernel fallbackOf(DispatchKey key) {
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
+  const std::lock_guard lock((dispatcher.*memberOf(opened::DispatcherGuard{}))->mutex);
   const auto index = static_cast<std::size_t>(c10::getDispatchTableIndexForDispatchKey(key));
   const c10::impl::AnnotatedKernel& found = (dispatcher.*memberOf(opened::Fallbacks{})).at(index);
   return {found.kernel, found.debug};
@@ -76,8 +54,8 @@ RegisteredKernel fallbackOf(DispatchKey key) {
 // registered the fallback has that object.
 void removeFallback(DispatchKey key) {
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  const std::lock_guard lock((dispatcher.*memberOf(opened::Guard{}))->mutex);
-  (dispatcher.*memberOf(opened::Removal{}))(key);
+  const std::lock_guard lock((dispatcher.*memberOf(opened::DispatcherGuard{}))->mutex);
+  (dispatcher.*memberOf(opened::FallbackRemoval{}))(key);
 }
 
 // Returns the fallback of the other owner, or null. Leaked: kernels may be in flight until the process ends.

@@ -219,7 +219,7 @@ void SparseCall::run(Stack& stack) const {
   } else {
     callKernel(stack);
   }
-  forEachTensor(stack, op_.schema().returns().size(), giveFakeKey);
+  forEachTensor(topOf(stack, op_.schema().returns().size()), giveFakeKey);
 }
 
 // The recorder of deferred_init records the values of storages, which sparse tensors do not have. It runs calls that

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/self_tests.h"
 #include "../../libraries/support/leases.h"
 #include "../../libraries/support/stack_utils.h"
@@ -79,6 +80,8 @@ void takeMarksKey() {
   key.take([] {
     requireSelfTest("backend_meta", "Marks of tensors need");
     registerFallback(kMarksKey, torch::CppFunction::makeFromBoxedFunction<&marksFallback>());
+    hooks().guards.tracesOrigins = [] { return isMarksKeyDemanded(MarksFeature::kOrigins); };
+    hooks().guards.traceOrigins = [](bool traces) { setMarksKeyDemanded(MarksFeature::kOrigins, traces); };
     is_ours = true;
   });
 }

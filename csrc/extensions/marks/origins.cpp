@@ -124,7 +124,7 @@ std::string OriginsCall::note() const {
 void OriginsCall::markResults() {
   const bool is_lifted = isLiftFresh(op_);
   std::string here;
-  forEachTensor(stack_, op_.schema().returns().size(), [&](const Tensor& result) {
+  forEachTensor(topOf(stack_, op_.schema().returns().size()), [&](const Tensor& result) {
     TensorImpl& impl = *result.unsafeGetTensorImpl();
     const bool is_argument = std::any_of(arguments_.begin(), arguments_.end(),
                                          [&impl](const Argument& argument) { return argument.impl == &impl; });
@@ -142,7 +142,7 @@ void OriginsCall::markResults() {
 // The thread does not trace, so only views are marked, like their base. Some views lack the key of their base: the view
 // of an AmpTensor in another dtype has just lost it.
 void OriginsCall::markAliases() {
-  forEachTensor(stack_, op_.schema().returns().size(), [this](const Tensor& result) {
+  forEachTensor(topOf(stack_, op_.schema().returns().size()), [this](const Tensor& result) {
     TensorImpl& impl = *result.unsafeGetTensorImpl();
     if (!impl.is_inference() || !originMarkOf(impl).empty() || !result.has_storage()) {
       return;
@@ -180,8 +180,6 @@ void enterTracedBlock(BlockOwner owner, ModeBlock kind, bool is_traced) {
 
 void traceOriginsHere() {
   takeMarksKey();
-  hooks().guards.tracesOrigins = &isTracing;
-  hooks().guards.traceOrigins = &setTracing;
   setTracing(true);
 }
 

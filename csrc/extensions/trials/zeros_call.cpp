@@ -80,10 +80,7 @@ bool areSmallAndPlain(const OperatorHandle& op, const Stack& stack) {
 // Returns true if the operator returns only plain tensors. Numbers and booleans that a kernel returns depend on values.
 bool areTensors(const OperatorHandle& op, const Stack& results) {
   const auto& returns = op.schema().returns();
-  return allTensors(results, isPlain) && std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
-           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-         });
+  return allTensors(results, isPlain) && std::all_of(returns.begin(), returns.end(), isOfTensors);
 }
 
 // Returns false if the operator refuses zeros, or refuses the arguments regardless of their values: NOTE [Errors of

@@ -77,10 +77,6 @@ void forEachTensor(c10::ArrayRef<IValue> values, TensorVisitor visit) {
   }
 }
 
-void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit) {
-  forEachTensor(topOf(stack, count), visit);
-}
-
 void forEachWritten(const c10::FunctionSchema& schema,
                     ArrayRef<IValue> arguments,
                     c10::function_ref<void(const Tensor& tensor, std::size_t position)> visit) {
@@ -153,6 +149,10 @@ std::string_view namespaceOf(const c10::OperatorName& name) {
 
 bool isWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool isOfTensors(const c10::Argument& value) {
+  return value.type()->isSubtypeOf(*c10::TensorType::get()) || value.type()->isSubtypeOf(*c10::ListType::ofTensors());
 }
 
 }  // namespace torchext

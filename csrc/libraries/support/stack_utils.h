@@ -55,9 +55,8 @@ const IValue& argumentNamed(const OperatorHandle& op, ArrayRef<IValue> arguments
 // tensors, tuples and dictionaries of those.
 void forEachTensor(const IValue& value, TensorVisitor visit);
 
-// The same for several values, and for the last `count` values of `stack`.
+// The same for several values.
 void forEachTensor(ArrayRef<IValue> values, TensorVisitor visit);
-void forEachTensor(const Stack& stack, std::size_t count, TensorVisitor visit);
 
 // Calls `visit` for each tensor that a call with these arguments writes by its schema, with the position of the
 // argument.
@@ -93,5 +92,8 @@ std::string_view namespaceOf(const c10::OperatorName& name);
 
 // Returns true if the schema declares that the operator writes to the argument.
 bool isWritten(const c10::Argument& argument);
+
+// Returns true if an argument or a result is declared as a tensor or a list of tensors.
+bool isOfTensors(const c10::Argument& value);
 
 }  // namespace torchext

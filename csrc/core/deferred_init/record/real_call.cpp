@@ -37,7 +37,7 @@ constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
 Substitution realArguments(const Stack& stack, std::size_t count, bool keep_small) {
   std::vector<StorageValuePtr> values;
   std::vector<std::pair<Tensor, std::size_t>> deferred;  // and the numbers of their values
-  forEachTensor(stack, count, [&](const Tensor& tensor) {
+  forEachTensor(topOf(stack, count), [&](const Tensor& tensor) {
     if (StorageValuePtr value = valueOf(tensor)) {
       const auto known = std::find(values.begin(), values.end(), value);
       deferred.emplace_back(tensor, toSize(known - values.begin()));

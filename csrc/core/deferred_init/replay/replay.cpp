@@ -319,7 +319,8 @@ void Replay::runOnce(const PlannedOperator& planned) {
     call(node, stack);
   }
   if (readsParts(planned)) {
-    forEachTensor(stack, stack.size(), [&node](const Tensor& result) { hooks().parts.checkIsExact(node, result); });
+    forEachTensor(topOf(stack, stack.size()),
+                  [&node](const Tensor& result) { hooks().parts.checkIsExact(node, result); });
   }
   storeOutputs(planned, tensors, stack, writable);
   if (has_run_steps) {

@@ -157,10 +157,7 @@ bool isFactory(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   }
   const auto& returns = op.schema().returns();
   return !hasTensor(arguments, [](const Tensor&) { return true; }) &&
-         std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
-           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-         });
+         std::any_of(returns.begin(), returns.end(), isOfTensors);
 }
 
 bool onlyMakesViews(const OperatorHandle& op) {
