@@ -18,7 +18,7 @@ import sys
 # structs of PyTorch 1,040.
 BUDGET = 78_900
 # Budget for csrc/core, which a newcomer must understand.
-CORE_BUDGET = 11_120
+CORE_BUDGET = 11_000
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

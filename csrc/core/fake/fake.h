@@ -33,4 +33,8 @@ TORCHEXT_API at::Tensor bytesOfStorage(const c10::Storage& storage);
 // Call when code other than an operator has written to `tensors`: their values become unknown.
 TORCHEXT_API void noteForeignWrite(const std::vector<at::Tensor>& tensors);
 
+// Call when a block of fakes is entered: shares the kernels that another owner of the `Fake` key has registered for
+// single operators since the last call. Does nothing without another owner.
+void shareFakeKernels();
+
 }  // namespace torchext

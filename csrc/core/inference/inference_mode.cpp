@@ -1,16 +1,128 @@
+#include "inference_mode.h"
+
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/Exception.h>
 #include <torchext/inference_mode.h>
 
-#include "thread_mode.h"
+#include "../hooks/hooks.h"
 
 namespace torchext {
 
 using c10::AutogradState;
 using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::impl::LocalDispatchKeySet;
+
+namespace {
+
+struct OpenBlock {
+  BlockOwner owner;
+  ThreadMode previous;
+};
+
+using OpenBlocks = std::vector<OpenBlock>;
+
+// The innermost block is the last.
+OpenBlocks& openBlocks() {
+  thread_local OpenBlocks blocks;
+  return blocks;
+}
+
+// Removes `block`. The next inner block inherits the state that `block` would restore.
+void leave(OpenBlocks& blocks, OpenBlocks::iterator block) {
+  const auto next = std::next(block);
+  if (next == blocks.end()) {
+    block->previous.makeCurrent();
+  } else {
+    next->previous = std::move(block->previous);
+  }
+  blocks.erase(block);
+}
+
+ThreadMode modeOf(ModeBlock kind, const ThreadMode& current) {
+  return kind == ModeBlock::kNormalTensors ? current.normalTensors() : current.inference(kind == ModeBlock::kInference);
+}
+
+}  // namespace
+
+void enterModeBlock(BlockOwner owner, ModeBlock kind) {
+  OpenBlocks& blocks = openBlocks();
+  blocks.push_back({owner, ThreadMode::current()});
+  modeOf(kind, blocks.back().previous).makeCurrent();
+}
+
+void leaveModeBlock(BlockOwner owner) {
+  OpenBlocks& blocks = openBlocks();
+  const auto block = innermostOf(blocks, owner);
+  TORCH_CHECK(
+      block != blocks.end(),
+      "Cannot leave a block of inference_mode() or normal_tensors() that is not open on this thread. Leave each block "
+      "once, on the thread that entered it. Close a generator that holds one on the same thread.");
+  const bool is_innermost = std::next(block) == blocks.end();
+  leave(blocks, block);
+  TORCH_CHECK(
+      is_innermost,
+      "A block of inference_mode() or normal_tensors() was left while a block that was entered later on this thread "
+      "is still open and stays in effect. Coroutines must not hold such blocks across `await`: decorate the "
+      "`async def` with inference_mode instead.");
+}
+
+bool isModeBlockOpen() noexcept {
+  return !openBlocks().empty();
+}
+
+void abandonModeBlocks(BlockOwner owner) {
+  OpenBlocks& blocks = openBlocks();
+  for (auto block = innermostOf(blocks, owner); block != blocks.end(); block = innermostOf(blocks, owner)) {
+    leave(blocks, block);
+  }
+}
+
+namespace {
+
+const DispatchKeySet kTracking{DispatchKey::ADInplaceOrView};
+
+// `ADInplaceOrView` is never excluded: the key of normal tensors must stay enabled.
+LocalDispatchKeySet inferenceKeys(LocalDispatchKeySet keys, bool enabled) {
+  keys.included_ = enabled ? keys.included_ - kTracking : keys.included_ | kTracking;
+  keys.excluded_ =
+      enabled ? keys.excluded_ | c10::autograd_dispatch_keyset : keys.excluded_ - c10::autograd_dispatch_keyset;
+  return keys;
+}
+
+}  // namespace
+
+ThreadMode ThreadMode::current() {
+  return {AutogradState::get_tls_state(), c10::impl::tls_local_dispatch_key_set(), hooks().guards.tracesOrigins()};
+}
+
+// Makes a new AutogradState instead of a changed copy: inside c10::InferenceMode, the flags beyond these four have
+// their defaults.
+ThreadMode ThreadMode::inference(bool enabled) const {
+  return {AutogradState{/*grad_mode=*/!enabled, /*inference_mode=*/enabled, /*fw_grad_mode=*/!enabled,
+                        /*multithreading_enabled=*/!enabled},
+          inferenceKeys(keys, enabled), is_tracing};
+}
+
+ThreadMode ThreadMode::normalTensors() const {
+  ThreadMode mode = autograd.get_inference_mode() ? inference(false) : *this;
+  mode.autograd.set_grad_mode(false);
+  return mode;
+}
+
+void ThreadMode::makeCurrent() const {
+  AutogradState::set_tls_state(autograd);
+  hooks().guards.traceOrigins(is_tracing);
+  LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
+  now.included_ = (now.included_ - kTracking) | (keys.included_ & kTracking);
+  now.excluded_ = (now.excluded_ - c10::autograd_dispatch_keyset) | (keys.excluded_ & c10::autograd_dispatch_keyset);
+  c10::impl::_force_tls_local_dispatch_key_set(now);
+}
 
 struct InferenceMode::State {
   ThreadMode mode = ThreadMode::current();

@@ -2,8 +2,11 @@
 
 // Private data of the dispatcher: its tables, with the origin of their entries.
 
+#include <array>
+#include <cstdint>
 #include <string>
 
+#include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torchext/macros.h>
 
@@ -59,5 +62,12 @@ c10::KernelFunction overriddenKernelOf(const c10::OperatorHandle& op, c10::Dispa
 
 // Returns true if the assumptions of this file hold for the running PyTorch.
 bool testOperatorEntry(bool is_broken);
+
+// Identifies a kernel: while a copy of it lives, no other kernel has the same identity.
+using KernelIdentity = std::array<std::uint64_t, 4>;
+KernelIdentity identityOf(const c10::KernelFunction& kernel);
+
+// Returns true if identities distinguish kernels in the running PyTorch.
+bool testKernelIdentity(bool is_broken);
 
 }  // namespace torchext

@@ -11,7 +11,6 @@
 
 #include "dispatcher_internals.h"
 #include "error_texts.h"
-#include "kernel_identity.h"
 #include "keys_of_tests.h"
 #include "open_tensor_impl.h"
 #include "torch_compat.h"

@@ -17,8 +17,8 @@
 #include <torch/library.h>
 
 #include "../../core/fake/calls/recording.h"
+#include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/locks.h"
-#include "../../libraries/support/no_warnings.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/take_key.h"

@@ -15,7 +15,7 @@
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
-#include "../../libraries/support/no_warnings.h"
+#include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
 #include "fake_cuda.h"

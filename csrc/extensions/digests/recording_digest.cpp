@@ -14,7 +14,7 @@
 
 #include "../../core/deferred_init/plan/liveness.h"
 #include "../../core/deferred_init/state/real_dispatch.h"
-#include "../../libraries/support/kernels_only.h"
+#include "../../libraries/support/included_key.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/sizes.h"
 #include "../placement/retained.h"

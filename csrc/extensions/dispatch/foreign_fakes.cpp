@@ -19,12 +19,11 @@
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
-#include "../../core/torch_internals/kernel_identity.h"
 #include "../../core/torch_internals/private_members.h"
 #include "../../core/torch_internals/self_tests.h"
+#include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/included_key.h"
 #include "../../libraries/support/locks.h"
-#include "../../libraries/support/no_warnings.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/take_key.h"
 

@@ -1,5 +1,7 @@
 #include "unboxed.h"
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -8,12 +10,20 @@
 #include <vector>
 
 #include <ATen/Operators.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../core/fake/cache/call_key.h"
+#include "../../core/fake/cache/metadata_cache.h"
+#include "../../core/fake/cache/result_recipe.h"
+#include "../../core/fake/calls/recording.h"
 #include "../../core/fake/fake_handler.h"
 #include "../../core/fake/storage/fake_keys.h"
+#include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../core/hooks/hooks.h"
@@ -22,7 +32,6 @@
 #include "../values/known_bytes.h"
 #include "../values/known_values.h"
 #include "hit_checks.h"
-#include "hits.h"
 #include "resize.h"
 
 namespace torchext {
@@ -35,6 +44,52 @@ using c10::IValue;
 using c10::OperatorHandle;
 
 namespace {
+
+bool needsHandler(const Tensor& fake) {
+  return mayHaveProvenance(fake) && (hooks().recorder.concerns || hooks().values.has(fake));
+}
+
+// Returns true if a call of `tensors` needs its boxed arguments. `num_fakes` of them are fake.
+bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
+  if (num_fakes == 0 && !isFakeMode()) {
+    return true;
+  }
+  if (num_fakes == tensors.size()) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* fake) { return needsHandler(*fake); });
+  }
+  // Stale keys are dropped by the handler.
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* tensor) {
+    return isFake(*tensor) ? needsHandler(*tensor)
+                           : tensor->key_set().has(DispatchKey::Fake) || hooks().values.mayBeChecked(*tensor);
+  });
+}
+
+// Returns true if the results of `op` alone are not enough on this thread, for example because calls are recorded.
+bool callsNeedHandler(const OperatorHandle& op) {
+  const MemoryCounter* const counter = memoryCounter();
+  return isRecording() || isInFakeImplementation() || hooks().values.areAssumed() ||
+         (counter != nullptr && counter->observes(op)) ||
+         c10::impl::tls_is_dispatch_key_included(DispatchKey::DeferredInit);
+}
+
+// Returns the recipe of an unboxed call that the cache remembers: NOTE [Unboxed calls]. Returns null for calls whose
+// tensors need more than their recipe, or boxed arguments. The caller has checked `callsNeedHandler()`. `gives_values`:
+// whether the caller gives the results the values that a factory makes.
+std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_values) {
+  if (!key.isComplete() || needsHandler(key.tensors(), key.numFakes())) {
+    return nullptr;
+  }
+  const auto has_results = [](const ResultRecipe& found) { return !found.refuses(); };
+  const auto has_only_results = [](const ResultRecipe& found) { return !found.refuses() && !found.makesValues(); };
+  auto recipe = metadataCache().find(key, gives_values ? MetadataCache::Wanted{has_results} : has_only_results);
+  return recipe != nullptr && recipe->canBeMade(key.tensors()) ? recipe : nullptr;
+}
+
+// Returns true if an alias of `self` can be made without a recipe, which would only copy the geometry. The caller has
+// checked `callsNeedHandler()`.
+bool canBeAliased(const Tensor& self) {
+  return isPlainFake(self) && !needsHandler(self);
+}
 
 template <typename Return>
 struct Returned {

@@ -1,11 +1,20 @@
 #include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/_efficientzerotensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ArrayRef.h>
 
 #include "../../core/fake/cache/result_recipe.h"
 #include "../../core/fake/calls/errors.h"
+#include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/operator_table.h"
@@ -14,11 +23,43 @@
 #include "../support/registrations.h"
 #include "device_checks.h"
 #include "promoted_strides.h"
-#include "zero_tensors.h"
 
 namespace torchext {
 
+using c10::DispatchKey;
+
 namespace {
+
+// NOTE [Zeros of forward AD]
+//
+// If forward AD needs a tangent that an argument does not have, PyTorch makes zeros without memory
+// (`_efficientzerotensor`), which are immutable and carry the `ZeroTensor` key. Products with them are such zeros
+// again, regardless of the other factor, so that infinities and NaNs do not appear. PyTorch's kernels on that key are
+// above ours and also handle fakes, if fakes carry the key like the tensors that they represent (`kLazyBits`). A few
+// operators fall through the key, and their kernels check for it. The functions below handle these.
+
+bool hasZeroTensor(ArrayRef<IValue> arguments) {
+  return hasTensor(arguments, [](const Tensor& tensor) { return tensor._is_zerotensor(); });
+}
+
+// Returns the key of the kernel that a call with these arguments runs on the fakes, because it calls another operator
+// that returns such zeros: `mul.Scalar` calls `mul.Tensor`. None for views, which Meta kernels make.
+std::optional<DispatchKey> kernelForZeroTensors(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr DispatchKey kComposite = DispatchKey::CompositeExplicitAutograd;
+  return op.hasKernelForDispatchKey(kComposite) && !onlyMakesViews(op) && hasZeroTensor(arguments)
+             ? std::optional{kComposite}
+             : std::nullopt;
+}
+
+// `dot()` and `vdot()` in Blas.cpp.
+// Replaces the meta result of a call whose kernel returns such zeros: `dot`.
+void correctForZeroTensors(const OperatorHandle& op, ArrayRef<IValue> arguments, torch::jit::Stack& results) {
+  constexpr std::array<std::string_view, 2> kReturnZeros{"aten::dot", "aten::vdot"};
+  if (isAmong(kReturnZeros, op.operator_name().name) && hasZeroTensor(arguments)) {
+    const Tensor& meta = results.front().toTensor();
+    results.front() = at::_efficientzerotensor(meta.sizes(), meta.options());
+  }
+}
 
 // Like `where_self_out()`.
 const OperatorSet convertsByItself{"copy arguments to the common dtype before their kernel, on every device",

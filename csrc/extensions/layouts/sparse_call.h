@@ -16,7 +16,7 @@ void checkSparse(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 // Replaces the arguments of a checked call by fake results. Runs the operator's sparse kernel for the claimed device on
 // fake members. If PyTorch has no such kernel, such as for CUDA in a build without CUDA, runs the kernel for the CPU or
-// for Meta, or uses a remedy: sparse_remedies.h.
+// for Meta, or uses a remedy.
 //
 // Raises DataDependentError or UnsupportedOperatorError if the kernel reads memory, and passes on the kernel's errors.
 void runOnSparse(const c10::OperatorHandle& op, torch::jit::Stack& stack);

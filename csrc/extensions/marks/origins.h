@@ -17,7 +17,7 @@
 #include <ATen/core/Tensor.h>
 #include <torchext/macros.h>
 
-#include "../../core/inference/mode_blocks.h"
+#include "../../core/inference/inference_mode.h"
 #include "marks_key.h"
 
 namespace torchext {

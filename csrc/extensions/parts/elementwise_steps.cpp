@@ -12,7 +12,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/accumulate.h>
 
-#include "../../libraries/support/kernels_only.h"
+#include "../../libraries/support/included_key.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../tapes/replay_fill.h"
 #include "part_rules.h"

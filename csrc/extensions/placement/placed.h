@@ -12,8 +12,8 @@
 #include <c10/core/Storage.h>
 #include <torchext/macros.h>
 
+#include "../../core/deferred_init/deferred_init.h"
 #include "../../core/deferred_init/graph/op_graph.h"
-#include "../../core/deferred_init/materialize.h"
 
 namespace torchext {
 

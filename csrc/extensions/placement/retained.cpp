@@ -8,7 +8,6 @@
 #include "../../core/deferred_init/replay/replay.h"
 #include "../../core/fake/fake.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/fake/storage/fake_storage_residents.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../libraries/support/locks.h"
 

@@ -81,7 +81,7 @@ class Retained final : public Provenance {
   // The fake storage, if the tensors have left it.
   std::optional<c10::Storage> recorded_;
   std::vector<Holder> holders_;
-  // The first of these tensors: fake_storage_residents.h. Not a weak reference, which `torch.utils.swap_tensors()`
+  // The first of these tensors: fake_tensor_impl.h. Not a weak reference, which `torch.utils.swap_tensors()`
   // refuses.
   FakeTensorImpl* tensors_ = nullptr;
 };

@@ -15,11 +15,11 @@
 #include "../../core/fake/storage/fake_factories.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
-#include "assumed_elements.h"
+#include "assumed_values.h"
 #include "assumptions.h"
+#include "follow_values.h"
 #include "known_bytes.h"
 #include "known_values.h"
-#include "value_shapes.h"
 
 namespace torchext {
 

@@ -19,7 +19,7 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
-#include "../../libraries/support/no_warnings.h"
+#include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"

@@ -11,11 +11,10 @@
 #include <c10/util/Exception.h>
 
 #include "../support/sizes.h"
+#include "fill_method.h"
 #include "mt19937.h"
 #include "mt19937_jump.h"
-#include "own_fill.h"
-#include "pieces.h"
-#include "pytorch_fill.h"
+#include "random_fill.h"
 #include "sensitive_numbers.h"
 #include "twister.h"
 

@@ -13,7 +13,7 @@ namespace torchext {
 // By torchext's kernel, for parameters that it supports (`hasOwnKernel()`).
 TORCHEXT_API bool isOwnKernelExact(Distribution distribution, c10::ScalarType dtype);
 
-// By PyTorch's kernel on pieces, cut as in pieces.h. False for dtypes without such fills.
+// By PyTorch's kernel on pieces, cut as in random_fill.h. False for dtypes without such fills.
 TORCHEXT_API bool arePiecesExact(Distribution distribution, c10::ScalarType dtype);
 
 }  // namespace torchext

@@ -11,7 +11,7 @@
 #include "../support/threads.h"
 #include "fill_method.h"
 #include "mt19937_jump.h"
-#include "pieces.h"
+#include "random_fill.h"
 
 namespace torchext {
 

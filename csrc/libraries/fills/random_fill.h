@@ -1,7 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
+#include <ATen/core/MT19937RNGEngine.h>
 #include <c10/core/ScalarType.h>
 
 namespace torchext {
@@ -21,5 +25,49 @@ struct RandomFill {
 // PyTorch computes normal values from this many random numbers at a time: the first half are radii, the second half
 // angles.
 constexpr std::int64_t kNormalChunk = 16;
+
+// Cuts a fill so that pieces that are filled separately have the values of the whole. Each piece but the last is `size`
+// long, a multiple of kNormalChunk. The last piece has the rest, at least kNormalChunk values, because PyTorch computes
+// shorter fills in another way, and the end of each fill twice.
+struct Pieces {
+  std::int64_t total;
+  std::int64_t size;
+  std::int64_t count = std::max<std::int64_t>(1, (total - kNormalChunk + size) / size);
+
+  std::pair<std::int64_t, std::int64_t> piece(std::int64_t index) const {
+    return {index * size, index + 1 == count ? total : (index + 1) * size};
+  }
+};
+
+// Cuts a fill of `count` values for at most `at::get_num_threads()` threads, or for the calling thread alone inside a
+// parallel region of PyTorch.
+Pieces slicesOf(std::int64_t count);
+
+// Returns the engines at the beginning of each slice, if the fill begins with `engine`.
+std::vector<at::mt19937_data_pod> startsOf(const Pieces& slices,
+                                           const at::mt19937_data_pod& engine,
+                                           std::uint64_t draws_of_value);
+
+// Returns the number of random 32-bit numbers per value, except for the last values of a fill. 0 for dtypes without
+// random fills.
+constexpr std::uint64_t drawsOfValue(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+    case c10::kBFloat16:
+    case c10::kHalf:
+      return 1;
+    case c10::kDouble:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+// Returns the number of random numbers that torchext's kernels draw for the `rest` values of a normal fill outside
+// whole chunks, before the last chunk is computed again. They have already been drawn if PyTorch draws into the memory
+// of the fill, as for float32.
+constexpr std::int64_t drawsOfRest(c10::ScalarType dtype, std::int64_t rest) {
+  return dtype == c10::kFloat ? rest : 0;
+}
 
 }  // namespace torchext

@@ -13,7 +13,7 @@
 //
 // - `OpenGuards` keeps one guard per block, and ends them from the last to the first. A block that is left while later
 //   ones are open does not affect these; its guard ends after theirs;
-// - inference mode and regions (`mode_blocks`, `region`) keep separate lists. There, a block that is left hands the
+// - inference mode and regions (`inference_mode`, `region`) keep separate lists. There, a block that is left hands the
 //   state that it found to the next one.
 //
 // Blocks have an owner where it matters which one is left. An owner may enter a block again while it is open.

@@ -148,7 +148,7 @@ def copying(*, before: Sequence[int] = (), after: Sequence[int] = ()) -> Rule:
 
 
 def steps_of(operator: str, arguments: Sequence[Any], results: Sequence[Any], gpu: Sequence[int]) -> Steps:
-    """Return the steps of the kernel of a call. The core calls this: csrc/python/kernel_memory.cpp."""
+    """Return the steps of the kernel of a call. The core calls this: csrc/python/memory.cpp."""
     call = KernelCall(arguments, results, Gpu(*gpu))
     with call:
         RULES[operator](call)

@@ -31,7 +31,6 @@
 #include "../graph/op_graph.h"
 #include "../random/tape.h"
 #include "../replay/replay.h"
-#include "composite_call.h"
 #include "real_call.h"
 
 namespace torchext {

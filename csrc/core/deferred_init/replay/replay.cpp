@@ -13,8 +13,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 
+#include "../../../libraries/support/held_warnings.h"
 #include "../../../libraries/support/locks.h"
-#include "../../../libraries/support/no_warnings.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/errors.h"
 #include "../../fake/calls/op_traits.h"

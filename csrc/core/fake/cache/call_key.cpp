@@ -18,7 +18,6 @@
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
 #include "../../torch_internals/dispatcher_internals.h"
-#include "../../torch_internals/kernel_identity.h"
 #include "../calls/recording.h"
 #include "../storage/fake_storage.h"
 #include "../storage/storage_memory.h"

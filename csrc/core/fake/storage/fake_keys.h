@@ -27,7 +27,7 @@ constexpr c10::DispatchKeySet kFakeKeys({c10::DispatchKey::Fake, kCompositesKey}
 
 // Takes the keys that fakes carry, permanently: `Fake`, which is shared with another owner if it has one (NOTE [Two
 // owners of the Fake key]), and the key of composites. Cheap after the first call. Must be called before any tensor
-// carries one of them, or any thread includes one. Raises if a key cannot be taken. Defined in fake_key.cpp, because it
+// carries one of them, or any thread includes one. Raises if a key cannot be taken. Defined in fake.cpp, because it
 // registers the handler of `Fake`.
 void takeFakeKeys();
 

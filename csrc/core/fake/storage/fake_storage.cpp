@@ -17,7 +17,6 @@
 #include "../../torch_internals/open_tensor_impl.h"
 #include "../../torch_internals/torch_compat.h"
 #include "fake_keys.h"
-#include "fake_storage_residents.h"
 #include "fake_tensor_impl.h"
 #include "storage_memory.h"
 

@@ -1,19 +1,22 @@
 #include "fake_tensor_impl.h"
 
 #include <utility>
+#include <vector>
 
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torchext/fake_tensor.h>
 
 #include "../../../libraries/support/plain_tensors.h"
+#include "../../hooks/hooks.h"
 #include "fake_keys.h"
 #include "fake_storage.h"
-#include "fake_storage_residents.h"
 #include "storage_memory.h"
 
 namespace torchext {
 
+using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::Storage;
@@ -170,6 +173,42 @@ at::Tensor makeFakeView(const at::Tensor& base, const TensorImpl& form) {
 
 DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device) {
   return DispatchKeySet{c10::computeDispatchKey(dtype, c10::kStrided, device)} | kFakeKeys;
+}
+
+namespace {
+
+Tensor sparseFakeLike(const Tensor& tensor) {
+  std::vector<Tensor> members = hooks().layouts.membersOf(tensor);
+  for (Tensor& member : members) {
+    member = fakeLike(member);
+  }
+  return hooks().layouts.fakeOf(tensor, members).set_requires_grad(tensor.requires_grad());
+}
+
+}  // namespace
+
+bool isFake(const at::TensorBase& tensor) {
+  if (!tensor.defined()) {
+    return false;
+  }
+  if (!tensor.has_storage()) {
+    return hooks().layouts.isSparseFake(tensor);
+  }
+  return tensor.key_set().has(c10::DispatchKey::Fake) && isFakeStorage(tensor.storage());
+}
+
+Tensor fakeLike(const Tensor& tensor) {
+  hooks().layouts.checkCanBeFaked(tensor);
+  if (hooks().layouts.isSparse(tensor)) {
+    return sparseFakeLike(tensor);
+  }
+  auto impl =
+      c10::make_intrusive<FakeTensorImpl>(makeFakeStorage(tensor.storage().nbytes(), tensor.device()),
+                                          fakeBackendKeys(tensor.scalar_type(), tensor.device()), tensor.dtype());
+  FakeTensorImpl::copyGeometry(*impl, *tensor.unsafeGetTensorImpl());
+  Tensor fake{std::move(impl)};
+  fake.set_requires_grad(tensor.requires_grad());
+  return fake;
 }
 
 }  // namespace torchext

@@ -1,11 +1,11 @@
+#include "random_fill.h"
+
 #include <algorithm>
 
 #include <ATen/Parallel.h>
 
 #include "../support/sizes.h"
 #include "mt19937_jump.h"
-#include "pieces.h"
-#include "random_fill.h"
 
 namespace torchext {
 
