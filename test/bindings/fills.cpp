@@ -5,8 +5,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "../../csrc/libraries/fills/exactness.h"
-#include "../../csrc/libraries/fills/truncated_fill.h"
+#include "../../csrc/libraries/fills/fill_method.h"
 #include "bindings.h"
 
 namespace torchext::python {

@@ -21,7 +21,7 @@
 #include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/deferred_init/plan/parts.h"
 #include "../../libraries/fills/random_fill.h"
-#include "../../libraries/fills/truncated_fill.h"
+#include "../../libraries/fills/fill.h"
 #include "../../libraries/support/operator_table.h"
 #include "grid.h"
 

@@ -12,7 +12,7 @@
 #include <ATen/ops/empty.h>
 
 #include "../../core/deferred_init/state/real_dispatch.h"
-#include "../../libraries/fills/twister.h"
+#include "../../libraries/fills/mt19937.h"
 #include "../../libraries/support/recently_shared.h"
 #include "../../libraries/support/stack_utils.h"
 

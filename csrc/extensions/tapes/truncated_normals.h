@@ -8,7 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "../../libraries/fills/truncated_fill.h"
+#include "../../libraries/fills/fill.h"
 
 namespace torchext {
 

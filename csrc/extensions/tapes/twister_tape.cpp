@@ -9,8 +9,7 @@
 
 #include <ATen/core/DistributionsHelper.h>
 
-#include "../../libraries/fills/mt19937_jump.h"
-#include "../../libraries/fills/twister.h"
+#include "../../libraries/fills/mt19937.h"
 #include "draws.h"
 
 namespace torchext {

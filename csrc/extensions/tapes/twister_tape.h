@@ -1,7 +1,7 @@
 #pragma once
 
 // The tape of MT19937, the generator of the CPU: a sequence of 32-bit draws. The engine can be moved along it without
-// drawing (libraries/fills/mt19937_jump.h).
+// drawing (libraries/fills/mt19937.h).
 
 #include <cstdint>
 #include <memory>

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include <ATen/core/MT19937RNGEngine.h>
+#include <torchext/macros.h>
 
 #include "random_fill.h"
 
@@ -16,16 +17,18 @@ using FillMethod = void (*)(const RandomFill& fill, void* values, std::int64_t c
 // fills, and engine states that PyTorch does not produce.
 FillMethod fillMethodFor(const RandomFill& fill, std::int64_t count, const at::mt19937_data_pod& engine);
 
-// Returns true if torchext has a kernel for the fill on this processor. Whether its results equal PyTorch's is
-// determined in exactness.h.
-bool hasOwnKernel(const RandomFill& fill);
-
-// Fills memory by that kernel, and advances the engine. For Distribution::Normal, `count` must be at least
+// Fills memory by torchext's kernel, and advances the engine. For Distribution::Normal, `count` must be at least
 // kNormalChunk.
 void fillByOwnKernel(const RandomFill& fill, void* values, std::int64_t count, at::mt19937_data_pod& engine);
 
-// Fills memory by PyTorch's CPU kernel, and advances the engine. Modes, torchext handlers, autograd, autocast and
-// profilers of the thread do not observe the call, and user generators stay unchanged.
-void fillByPyTorch(const RandomFill& fill, void* values, std::int64_t count, at::mt19937_data_pod& engine);
+// Return whether a fill produces PyTorch's values and engine state in every bit (NOTE [Fill kernels],
+// transforms.h). Determined by a comparison with PyTorch's kernel, once per process, distribution and dtype, in a few
+// milliseconds. Thread-safe, independent of the state of the thread, and without effects on user state.
+
+// By torchext's kernel, for parameters that it supports.
+TORCHEXT_API bool isOwnKernelExact(Distribution distribution, c10::ScalarType dtype);
+
+// By PyTorch's kernel on pieces, cut as in random_fill.h. False for dtypes without such fills.
+TORCHEXT_API bool arePiecesExact(Distribution distribution, c10::ScalarType dtype);
 
 }  // namespace torchext

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
-#include <ATen/core/MT19937RNGEngine.h>
 #include <c10/core/ScalarType.h>
 
 namespace torchext {
@@ -38,15 +36,6 @@ struct Pieces {
     return {index * size, index + 1 == count ? total : (index + 1) * size};
   }
 };
-
-// Cuts a fill of `count` values for at most `at::get_num_threads()` threads, or for the calling thread alone inside a
-// parallel region of PyTorch.
-Pieces slicesOf(std::int64_t count);
-
-// Returns the engines at the beginning of each slice, if the fill begins with `engine`.
-std::vector<at::mt19937_data_pod> startsOf(const Pieces& slices,
-                                           const at::mt19937_data_pod& engine,
-                                           std::uint64_t draws_of_value);
 
 // Returns the number of random 32-bit numbers per value, except for the last values of a fill. 0 for dtypes without
 // random fills.

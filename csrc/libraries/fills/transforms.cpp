@@ -1,27 +1,9 @@
 #include "transforms.h"
 
-#include <array>
-
 namespace torchext {
 
-namespace {
-
-// In the order of preference.
-constexpr std::array<const KindOfLanes* (*)(), 2> kKinds{avx512Lanes, avx2Lanes};
-
-const KindOfLanes* bestKind() {
-  for (const auto kind : kKinds) {
-    if (const KindOfLanes* lanes = kind()) {
-      return lanes;
-    }
-  }
-  return nullptr;
-}
-
-}  // namespace
-
 const Kernels* kernelsFor(c10::ScalarType dtype) {
-  static const KindOfLanes* const lanes = bestKind();
+  static const KindOfLanes* const lanes = avx512Lanes() != nullptr ? avx512Lanes() : avx2Lanes();
   if (lanes == nullptr) {
     return nullptr;
   }

@@ -6,13 +6,12 @@
 // polynomials, and the multiplications that the compiler has fused with additions. So another implementation can
 // compute them several times faster: many random numbers at once, transformed while they are in registers.
 //
-// PyTorch does not promise any of that. A comparison (exactness.h) determines once whether it holds for the installed
+// PyTorch does not promise any of that. A comparison (fill_method.h) determines once whether it holds for the installed
 // PyTorch, compiler and processor. Otherwise PyTorch's kernel runs.
 //
-// The arithmetic (box_muller.h, uniform.h) is written over lanes: numbers that a processor's instructions treat alike.
-// Each kind of lanes has a file that wraps its instructions (lanes_avx2.h), and a unit that compiles the arithmetic for
-// it (transforms_avx2.cpp). transforms.cpp lists all kinds. Every fused operation is explicit, and no rounded product
-// is an operand of a plain addition, so that a compiler finds nothing to fuse.
+// The arithmetic (lanes.h) is written over lanes: numbers that a processor's instructions treat alike. Each kind of
+// lanes has a file that wraps its instructions and compiles the arithmetic for them (avx2.cpp). Every fused operation
+// is explicit, and no rounded product is an operand of a plain addition, so that a compiler finds nothing to fuse.
 
 #include <cstdint>
 

@@ -1,22 +1,96 @@
 #include "mt19937.h"
+#include "transforms.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <array>
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#include <ATen/Version.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <immintrin.h>
 
-// As in transforms_avx512.cpp: headers are included above.
+#include "../support/sizes.h"
+
+// The following code is compiled for these processors, independent of the target of the rest. Other headers are
+// included above, because the linker may keep their functions for all units.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 // GCC warns about intentionally uninitialized values in its own header (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx512f")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #endif
+
+#include "lanes.h"
+
+namespace torchext {
+
+namespace {
+
+// Sixteen lanes of AVX-512.
+struct Avx512 {
+  static constexpr std::int64_t kCount = 16;
+
+  using Floats = __m512;
+  using Ints = std::int32_t __attribute__((vector_size(64)));
+  using Bits = std::uint32_t __attribute__((vector_size(64)));
+  using Shorts = std::uint16_t __attribute__((vector_size(32)));
+
+  static Floats root(Floats a) {
+    return _mm512_sqrt_ps(a);
+  }
+  // a * b + c, a * b - c and c - a * b, rounded once.
+  static Floats timesPlus(Floats a, Floats b, Floats c) {
+    return _mm512_fmadd_ps(a, b, c);
+  }
+  static Floats timesMinus(Floats a, Floats b, Floats c) {
+    return _mm512_fmsub_ps(a, b, c);
+  }
+  static Floats minusTimes(Floats a, Floats b, Floats c) {
+    return _mm512_fnmadd_ps(a, b, c);
+  }
+
+  // One bit per lane.
+  static std::uint32_t bitsOfMask(Ints mask) {
+    return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
+  }
+
+  // GCC divides a conversion by `__builtin_convertvector()` in two.
+  static Ints widened(Shorts a) {
+    return reinterpret_cast<Ints>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(a)));
+  }
+  static Floats ofHalves(Shorts a) {
+    return _mm512_cvtph_ps(reinterpret_cast<__m256i>(a));
+  }
+  static Shorts halvesOf(Floats a) {
+    return reinterpret_cast<Shorts>(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+  // Loads half of the lanes from each.
+  static Ints loadHalves(const std::uint32_t* first, const std::uint32_t* second) {
+    return reinterpret_cast<Ints>(_mm512_inserti32x8(_mm512_castsi256_si512(load8(first)), load8(second), 1));
+  }
+  static void storeFloats(float* first, float* second, Floats a) {
+    _mm256_storeu_ps(first, _mm512_castps512_ps256(a));
+    _mm256_storeu_ps(second, _mm512_extractf32x8_ps(a, 1));
+  }
+
+ private:
+  static __m256i load8(const void* from) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+  }
+};
+
+}  // namespace
+
+}  // namespace torchext
 
 namespace torchext::mt19937 {
 
@@ -98,16 +172,38 @@ void nextBlocksByAvx512(std::uint32_t* state, std::size_t count) {
 #pragma GCC pop_options
 #endif
 
+namespace torchext {
+
+bool hasAvx512() {
+  return at::get_cpu_capability() == "AVX512" && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+}
+
+const KindOfLanes* avx512Lanes() {
+  return hasAvx512() ? &kKindOfLanes<Avx512> : nullptr;
+}
+
+}  // namespace torchext
+
 #else
 
 #include <c10/util/Exception.h>
 
-namespace torchext::mt19937 {
+namespace torchext {
 
-void nextBlocksByAvx512(std::uint32_t* /*state*/, std::size_t /*count*/) {
-  TORCH_INTERNAL_ASSERT(false, "Compiled without AVX-512.");
+bool hasAvx512() {
+  return false;
 }
 
-}  // namespace torchext::mt19937
+const KindOfLanes* avx512Lanes() {
+  return nullptr;
+}
+
+}  // namespace torchext
+
+void torchext::mt19937::nextBlocksByAvx512(std::uint32_t* /*state*/, std::size_t /*count*/) {
+  TORCH_INTERNAL_ASSERT(false, "Compiled without AVX-512.");
+}
 
 #endif

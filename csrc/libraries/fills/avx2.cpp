@@ -1,15 +1,35 @@
-#pragma once
+#include "transforms.h"
 
-// Eight lanes of AVX2. Include it only in transforms_avx2.cpp, which enables these instructions for the compiler.
+#if defined(__x86_64__) && defined(__GNUC__)
 
+#include <array>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <cpuid.h>
 #include <immintrin.h>
+
+#include "../support/sizes.h"
+
+// The following code is compiled for these processors, independent of the target of the rest. Other headers are
+// included above, because the linker may keep their functions for all units.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#include "lanes.h"
 
 namespace torchext {
 
 namespace {
 
+// Eight lanes of AVX2.
 struct Avx2 {
   static constexpr std::int64_t kCount = 8;
 
@@ -52,3 +72,46 @@ struct Avx2 {
 }  // namespace
 
 }  // namespace torchext
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace torchext {
+
+namespace {
+
+// `__builtin_cpu_supports()` supports F16C only since GCC 11.
+bool hasF16c() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & static_cast<unsigned>(bit_F16C)) != 0;
+}
+
+bool isSupported() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && hasF16c();
+}
+
+}  // namespace
+
+const KindOfLanes* avx2Lanes() {
+  return isSupported() ? &kKindOfLanes<Avx2> : nullptr;
+}
+
+}  // namespace torchext
+
+#else
+
+namespace torchext {
+
+const KindOfLanes* avx2Lanes() {
+  return nullptr;
+}
+
+}  // namespace torchext
+
+#endif
