@@ -8,9 +8,6 @@
 
 #include <ATen/core/op_registration/op_registration.h>
 
-#include "private_members.h"
-
-TORCHEXT_OPEN_MEMBER(OperatorDefinition, &c10::OperatorHandle::operatorDef_)
 TORCHEXT_OPEN_MEMBER(DispatchTable, &c10::impl::OperatorEntry::dispatchTable_)
 TORCHEXT_OPEN_MEMBER(TableComputation, &c10::impl::OperatorEntry::computeDispatchTableEntryWithDebug)
 TORCHEXT_OPEN_MEMBER(Registrations, &c10::impl::OperatorEntry::kernels_)
@@ -28,14 +25,6 @@ using c10::impl::OperatorEntry;
 
 namespace {
 
-// `operatorEntry()`, which is exported, so that compilers do not inline it: each cache key calls this.
-//
-// OperatorHandle returns its kernels only as a SafeKernelFunction. Making one copies the kernel, allocates, and prints
-// a description.
-const OperatorEntry& entryOf(const OperatorHandle& op) {
-  return (op.*memberOf(opened::OperatorDefinition{}))->op;
-}
-
 // PyTorch exposes the origin of an entry only in `dumpComputedTable()`, as text about all keys. This is the function
 // that it calls.
 std::pair<const AnnotatedKernel&, const char*> computeEntry(const OperatorEntry& op, DispatchKey key) {
@@ -47,10 +36,6 @@ const c10::OperatorKernel* functorOf(const KernelFunction& kernel) {
 }
 
 }  // namespace
-
-const OperatorEntry& operatorEntry(const OperatorHandle& op) {
-  return entryOf(op);
-}
 
 bool hasOwnCpuKernel(const OperatorHandle& op) {
   if (op.operator_name().name.rfind("aten::", 0) != 0 || !op.hasComputedKernelForDispatchKey(DispatchKey::CPU)) {
@@ -66,12 +51,12 @@ const KernelFunction& kernelOf(const OperatorHandle& op, DispatchKey key) {
 
 const KernelFunction& KernelSlot::of(const OperatorHandle& op) const {
   static const KernelFunction none;
-  const KernelFunction& kernel = (entryOf(op).*memberOf(opened::DispatchTable{})).data()[index_];
+  const KernelFunction& kernel = (operatorEntry(op).*memberOf(opened::DispatchTable{})).data()[index_];
   return kernel.isValid() ? kernel : none;
 }
 
 TableKernel tableKernel(const OperatorHandle& op, DispatchKey key) {
-  const auto [kernel, reason] = computeEntry(entryOf(op), key);
+  const auto [kernel, reason] = computeEntry(operatorEntry(op), key);
   return {{kernel.kernel, kernel.debug}, reason};
 }
 
@@ -80,7 +65,7 @@ namespace {
 // Returns the source directory of PyTorch in messages like "registered at DIRECTORY/build/aten/...", from the schemas.
 const std::string& sourcesOfPyTorch() {
   static const std::string folder = [] {
-    const std::string schema = entryOf(Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor")).debug();
+    const std::string schema = operatorEntry(Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor")).debug();
     return schema.substr(0, schema.find("build/aten/"));
   }();
   return folder;
@@ -95,12 +80,12 @@ bool contains(const std::string& text, const char* part) {
 // A kernel written in Python is registered at the line that created its `Library`. For `torch.library.impl()` in a
 // program, that is also a line of PyTorch, so only the files that register PyTorch's kernels count.
 bool isKernelOfPyTorch(const OperatorHandle& op, DispatchKey key) {
-  const auto [kernel, reason] = computeEntry(entryOf(op), key);
+  const auto [kernel, reason] = computeEntry(operatorEntry(op), key);
   if (!kernel.kernel.isValid()) {
     return false;
   }
   if (isPythonKernel(kernel.kernel)) {
-    const bool is_prim = entryOf(op).operator_name().name.rfind("prims::", 0) == 0;
+    const bool is_prim = operatorEntry(op).operator_name().name.rfind("prims::", 0) == 0;
     return contains(kernel.debug, "torch/_meta_registrations.py:") || contains(kernel.debug, "torch/_prims/") ||
            (is_prim && contains(kernel.debug, "torch/_library/custom_ops.py:"));
   }
@@ -116,7 +101,7 @@ bool isPythonKernel(const KernelFunction& kernel) {
 
 // The most recent registration is the first.
 KernelFunction overriddenKernelOf(const OperatorHandle& op, DispatchKey key) {
-  const auto& registrations = entryOf(op).*memberOf(opened::Registrations{});
+  const auto& registrations = operatorEntry(op).*memberOf(opened::Registrations{});
   const auto found = registrations.find(key);
   if (found == registrations.end() || found->second.size() != 2 || !isKernelOfPyTorch(op, key) ||
       !isPythonKernel(found->second.front().kernel)) {
@@ -131,7 +116,7 @@ KernelFunction overriddenKernelOf(const OperatorHandle& op, DispatchKey key) {
 bool testOperatorEntry(bool is_broken) {
   const OperatorHandle op = Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor");
   const OperatorHandle other = Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
-  const OperatorEntry& entry = entryOf(is_broken ? other : op);
+  const OperatorEntry& entry = operatorEntry(is_broken ? other : op);
   const auto [kernel, reason] = computeEntry(entry, DispatchKey::CPU);
   return entry.operator_name() == op.operator_name() && std::string_view{reason} == "kernel" &&
          identityOf(kernel.kernel) == identityOf(entry.lookup(c10::DispatchKeySet{DispatchKey::CPU})) &&

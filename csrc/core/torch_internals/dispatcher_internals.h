@@ -10,10 +10,17 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torchext/macros.h>
 
+#include "private_members.h"
+
+TORCHEXT_OPEN_MEMBER(OperatorDefinition, &c10::OperatorHandle::operatorDef_)
+
 namespace torchext {
 
-// Returns the dispatcher's entry for `op`, mainly its dispatch table.
-TORCHEXT_API const c10::impl::OperatorEntry& operatorEntry(const c10::OperatorHandle& op);
+// Returns the dispatcher's entry for `op`, mainly its dispatch table. OperatorHandle returns its kernels only as a
+// SafeKernelFunction. Making one copies the kernel, allocates, and prints a description.
+inline const c10::impl::OperatorEntry& operatorEntry(const c10::OperatorHandle& op) {
+  return (op.*memberOf(opened::OperatorDefinition{}))->op;
+}
 
 // Returns true if `op` and its CPU kernel are PyTorch's. An unboxed kernel is written in C++; kernels that users
 // register in Python are boxed.

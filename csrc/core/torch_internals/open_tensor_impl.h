@@ -13,7 +13,4 @@ class OpenTensorImpl : public c10::TensorImpl {
   }
 };
 
-// Returns true if a tensor has the keys that were set this way.
-bool testTensorKeys(bool is_broken);
-
 }  // namespace torchext

@@ -1,23 +1,73 @@
 #include "self_tests.h"
 
 #include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <string_view>
 
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/env.h>
 #include <torch/version.h>
 
 #include "dispatcher_internals.h"
 #include "error_texts.h"
-#include "keys_of_tests.h"
 #include "open_tensor_impl.h"
 #include "torch_compat.h"
 
 namespace torchext {
 
 namespace {
+
+bool testTensorKeys(bool is_broken) {
+  const c10::DispatchKeySet keys{c10::DispatchKey::CPU};
+  const c10::DispatchKeySet added{c10::DispatchKey::Conjugate};
+  const auto impl =
+      c10::make_intrusive<c10::TensorImpl>(keys, caffe2::TypeMeta::Make<std::uint8_t>(), c10::Device{c10::kCPU});
+  const c10::DispatchKeySet before = impl->key_set();
+  OpenTensorImpl::keysOf(*impl) = is_broken ? before : before | added;
+  const bool is_given = impl->key_set() == (before | added) && impl->is_conj();
+  OpenTensorImpl::keysOf(*impl) = before;
+  return is_given && impl->key_set() == before && !impl->is_conj();
+}
+
+// PyTorch has two keys for its own tests of modes and wrappers (backend_fallback_test.cpp). Nothing else uses them.
+// They are above all keys with kernels in ordinary use, and the one for modes is above the one for wrappers.
+bool testKeysOfTests(bool is_broken) {
+  const c10::DispatchKeySet below_modes{c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::TESTING_ONLY_GenericMode};
+  const c10::DispatchKeySet below_wrappers{c10::DispatchKeySet::FULL_AFTER,
+                                           c10::DispatchKey::TESTING_ONLY_GenericWrapper};
+  const c10::DispatchKeySet met_later({c10::DispatchKey::DeferredInit, c10::DispatchKey::AutocastCPU,
+                                       c10::DispatchKey::AutogradFunctionality, c10::DispatchKey::ADInplaceOrView,
+                                       c10::DispatchKey::Fake});
+  return below_modes.has(c10::DispatchKey::TESTING_ONLY_GenericWrapper) != is_broken &&
+         below_wrappers.has_all(met_later);
+}
+
+// Calls `raise`, and returns true if `recognizes` recognizes the error.
+template <typename Raise, typename Recognizes>
+bool isRecognized(Raise raise, Recognizes recognizes) {
+  try {
+    raise();
+  } catch (const c10::Error& error) {
+    return recognizes(error);
+  }
+  return false;
+}
+
+bool testErrorTexts(bool is_broken) {
+  const auto write = [is_broken] {
+    if (is_broken) {
+      TORCH_CHECK(false, "in other words");
+    }
+    c10::VariableVersion{c10::VariableVersion::DISABLED}.bump();
+  };
+  const auto fail = [] { TORCH_INTERNAL_ASSERT(false); };
+  return isRecognized(write, isWriteToInferenceTensor) && isRecognized(write, isAboutInferenceTensors) &&
+         isRecognized(fail, isInternalAssert);
+}
 
 constexpr std::array<TestedPiece, 5> kPieces{{
     {"open_tensor_impl", "the key set of a tensor being the protected `TensorImpl::key_set_`", 215, &testTensorKeys},

@@ -9,12 +9,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/macros.h>
 
-#include "../../core/torch_internals/keys_of_tests.h"
-
 namespace torchext {
 
-// The key of marked tensors: PyTorch's key for modes in tests, which is above all keys in ordinary use.
-constexpr c10::DispatchKey kMarksKey = kKeyOfModesInTests;
+// The key of marked tensors: PyTorch's key for tests of modes, which is above all keys in ordinary use.
+constexpr c10::DispatchKey kMarksKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 // The features that share the key, in the order in which they handle a call.
 enum class MarksFeature : std::uint8_t { kOrigins, kAmp };

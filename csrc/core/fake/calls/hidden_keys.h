@@ -3,8 +3,6 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../../torch_internals/keys_of_tests.h"
-
 namespace torchext {
 
 // Keys to exclude during internal calls: a Meta kernel, a read of values, a replay. The allocations, views and writes
@@ -12,7 +10,8 @@ namespace torchext {
 inline const c10::DispatchKeySet kHiddenFromUsers =
     c10::autograd_dispatch_keyset |
     c10::DispatchKeySet({c10::DispatchKey::Fake, c10::DispatchKey::DeferredInit, c10::DispatchKey::ADInplaceOrView,
-                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kKeyOfModesInTests});
+                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                         c10::DispatchKey::TESTING_ONLY_GenericMode});
 
 // While it lives, calls on real tensors are hidden.
 struct HiddenCalls {

@@ -3,8 +3,6 @@
 #include <c10/core/DispatchKeySet.h>
 #include <torch/library.h>
 
-#include "../../torch_internals/keys_of_tests.h"
-
 namespace torchext {
 
 // NOTE [Composites that read memory]
@@ -14,7 +12,7 @@ namespace torchext {
 // checking the type of their arguments. To intercept these few, fakes carry a second key, which is above autograd and
 // which PyTorch reserves for wrappers in tests. All operators fall through it at no cost, except those that a hook
 // registers (`on_composites_key`).
-constexpr c10::DispatchKey kCompositesKey = kKeyOfWrappersInTests;
+constexpr c10::DispatchKey kCompositesKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 // The keys with which a kernel on that key redispatches.
 inline const c10::DispatchKeySet kBelowComposites{c10::DispatchKeySet::FULL_AFTER, kCompositesKey};
