@@ -4,7 +4,7 @@
 
 #include "../core/fake/meta/meta_call.h"
 #include "../core/hooks/hooks.h"
-#include "../libraries/support/recycled_memory.h"
+#include "../libraries/support/large_memory.h"
 #include "amp/amp_handler.h"
 #include "collectives/collectives.h"
 #include "composites/composites.h"

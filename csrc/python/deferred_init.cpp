@@ -4,10 +4,10 @@
 #include "../extensions/placement/placed.h"
 #include "../extensions/placement/retained.h"
 #include "../extensions/tapes/draws.h"
+#include "../libraries/support/interpreter.h"
+#include "../libraries/support/large_memory.h"
 #include "../libraries/support/leases.h"
 #include "../libraries/support/locks.h"
-#include "../libraries/support/recycled_memory.h"
-#include "../libraries/support/source_lines.h"
 
 #include <algorithm>
 #include <memory>

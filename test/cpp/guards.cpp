@@ -9,8 +9,8 @@
 #include <ATen/ops/ones.h>
 #include <torchext/torchext.h>
 
+#include "libraries/support/interpreter.h"
 #include "libraries/support/open_blocks.h"
-#include "libraries/support/source_lines.h"
 #include "tests.h"
 
 using torchext::AutocastRegion;

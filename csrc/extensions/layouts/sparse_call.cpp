@@ -37,7 +37,6 @@
 #include "../../libraries/support/device_index.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../../libraries/support/written_tensors.h"
 #include "../cuda/fake_cuda.h"
 #include "../values/assumptions.h"
 #include "../values/follow_values.h"

@@ -12,7 +12,6 @@
 #include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/interpreter.h"
-#include "../../libraries/support/source_lines.h"
 #include "../../libraries/support/stack_utils.h"
 #include "marks_key.h"
 #include "tensor_marks.h"
@@ -133,7 +132,7 @@ void OriginsCall::markResults() {
       return;
     }
     if (here.empty()) {
-      here = sourceLineHere();
+      here = interpreter().sourceLineHere();
     }
     setOriginMark(impl, here);
   });

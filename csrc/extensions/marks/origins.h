@@ -22,7 +22,7 @@
 
 namespace torchext {
 
-// Returns the source line that created `tensor`, as the interpreter reported it (libraries/support/source_lines.h).
+// Returns the source line that created `tensor`, as the interpreter reported it (libraries/support/interpreter.h).
 // Empty if it was not traced.
 TORCHEXT_API std::string originOf(const at::TensorBase& tensor);
 

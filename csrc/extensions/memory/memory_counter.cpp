@@ -14,9 +14,9 @@
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/storage_memory.h"
+#include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/operator_table.h"
-#include "../../libraries/support/source_lines.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/philox.h"
@@ -120,7 +120,7 @@ bool communicates(const OperatorHandle& op) {
 
 // Returns the number of the source line that runs; -1 if lines are not traced.
 std::int32_t lineHere(Timeline& timeline) {
-  return threadScope().traces_lines ? timeline.numberOf(sourceLineHere()) : -1;
+  return threadScope().traces_lines ? timeline.numberOf(interpreter().sourceLineHere()) : -1;
 }
 
 // While it lives, `current_cause` describes the current call of this thread. Does nothing unless a tracker is open.

@@ -7,8 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
+#include "../../libraries/support/device_index.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/philox.h"
@@ -24,11 +23,6 @@ namespace {
 // generator's mutex.
 Generator withSameState(const Generator& generator) {
   return generator.graphsafe_get_state();
-}
-
-// `torch.Generator("cuda")` has no index: it draws on the device of the tensor.
-c10::Device withIndex(c10::Device device) {
-  return device.has_index() ? device : c10::impl::VirtualGuardImpl{device.type()}.getDevice();
 }
 
 class PhiloxPosition final : public TapePosition {
@@ -109,6 +103,7 @@ class Philoxes final : public PrivateGenerators {
 class PhiloxTape final : public Tape {
  public:
   // The draws of an unknown operator may depend on the device, so use the largest number of elements.
+  // `torch.Generator("cuda")` has no index: it draws on the device of the tensor.
   std::shared_ptr<TapePosition> positionOf(Generator generator) const override {
     const std::lock_guard lock(generator.mutex());
     return std::make_shared<PhiloxPosition>(generator, withIndex(generator.device()),

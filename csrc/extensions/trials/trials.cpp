@@ -17,7 +17,7 @@
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/pointer_numbers.h"
-#include "../../libraries/support/written_tensors.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../support/kernel_threads.h"
 #include "real_results.h"
 #include "trust.h"

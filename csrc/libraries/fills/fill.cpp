@@ -12,7 +12,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include "../support/fresh_pages.h"
+#include "../support/large_memory.h"
 #include "../support/sizes.h"
 #include "../support/threads.h"
 #include "fill_method.h"

@@ -1,6 +1,7 @@
 #include "interpreter.h"
 
 #include <atomic>
+#include <cstddef>
 
 #include "locks.h"
 
@@ -9,6 +10,8 @@ namespace torchext {
 namespace {
 
 std::atomic<const Interpreter*> current{nullptr};
+
+thread_local std::size_t tracing_guards = 0;
 
 }  // namespace
 
@@ -23,6 +26,18 @@ const Interpreter& interpreter() {
   static const auto* none = new Interpreter;
   const Interpreter* set = current.load(std::memory_order_acquire);
   return set == nullptr ? *none : *set;
+}
+
+TracingGuard::TracingGuard() {
+  ++tracing_guards;
+}
+
+TracingGuard::~TracingGuard() {
+  --tracing_guards;
+}
+
+std::string tracedSourceLine() {
+  return tracing_guards == 0 ? std::string{} : interpreter().sourceLineHere();
 }
 
 }  // namespace torchext

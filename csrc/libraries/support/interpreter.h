@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include <c10/macros/Macros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
-
 #include <torchext/macros.h>
 
 namespace torchext {
@@ -80,5 +80,17 @@ class TORCHEXT_API Interpreter {
 // Set and return the current table. It must live until the process ends.
 TORCHEXT_API void setInterpreter(const Interpreter& interpreter) noexcept;
 TORCHEXT_API const Interpreter& interpreter();
+
+// While at least one guard lives on a thread, operators are recorded with the lines of the program that call them.
+// Guards nest. Other threads do without, because finding a line costs more than recording.
+class TORCHEXT_API TracingGuard {
+ public:
+  TracingGuard();
+  C10_DISABLE_COPY_AND_ASSIGN(TracingGuard);
+  ~TracingGuard();
+};
+
+// Returns `Interpreter::sourceLineHere()`, or an empty string on a thread that does not trace.
+std::string tracedSourceLine();
 
 }  // namespace torchext

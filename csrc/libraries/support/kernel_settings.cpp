@@ -78,6 +78,14 @@ Context& context() {
   return at::globalContext();
 }
 
+// A setting that two functions of the context get and set.
+template <auto kGet, auto kSet>
+constexpr Setting contextSetting(std::string_view name) {
+  using Value = decltype((context().*kGet)());
+  return {name, [] { return static_cast<int>((context().*kGet)()); },
+          [](int value) { (context().*kSet)(static_cast<Value>(value)); }};
+}
+
 constexpr std::size_t kThreads = 0;
 constexpr std::size_t kFlushDenormal = 1;
 constexpr std::size_t kDeterministic = 2;
@@ -99,37 +107,25 @@ constexpr std::array kSettings{
     precisionSetting<Float32Backend::MKLDNN, Float32Op::CONV>("mkldnn.conv.fp32_precision"),
     precisionSetting<Float32Backend::MKLDNN, Float32Op::RNN>("mkldnn.rnn.fp32_precision"),
     precisionSetting<Float32Backend::MKLDNN, Float32Op::MATMUL>("mkldnn.matmul.fp32_precision"),
-    Setting{"fill_uninitialized_memory",
-            [] { return static_cast<int>(context().deterministicFillUninitializedMemory()); },
-            [](int value) { context().setDeterministicFillUninitializedMemory(value != 0); }},
-    Setting{"mkldnn.enabled", [] { return static_cast<int>(context().userEnabledMkldnn()); },
-            [](int value) { context().setUserEnabledMkldnn(value != 0); }},
-    Setting{"mkldnn.deterministic", [] { return static_cast<int>(context().deterministicMkldnn()); },
-            [](int value) { context().setDeterministicMkldnn(value != 0); }},
-    Setting{"nnpack.enabled", [] { return static_cast<int>(context().userEnabledNNPACK()); },
-            [](int value) { context().setUserEnabledNNPACK(value != 0); }},
-    Setting{"quantized.engine", [] { return static_cast<int>(context().qEngine()); },
-            [](int value) { context().setQEngine(static_cast<at::QEngine>(value)); }},
-    Setting{"cpu.allow_fp16_reduction", [] { return static_cast<int>(context().allowFP16ReductionCPU()); },
-            [](int value) { context().setAllowFP16ReductionCPU(value != 0); }},
-    Setting{"cudnn.enabled", [] { return static_cast<int>(context().userEnabledCuDNN()); },
-            [](int value) { context().setUserEnabledCuDNN(value != 0); }},
-    Setting{"cudnn.benchmark", [] { return static_cast<int>(context().benchmarkCuDNN()); },
-            [](int value) { context().setBenchmarkCuDNN(value != 0); }},
-    Setting{"cudnn.benchmark_limit", [] { return context().benchmarkLimitCuDNN(); },
-            [](int value) { context().setBenchmarkLimitCuDNN(value); }},
-    Setting{"cudnn.deterministic", [] { return static_cast<int>(context().deterministicCuDNN()); },
-            [](int value) { context().setDeterministicCuDNN(value != 0); }},
+    contextSetting<&Context::deterministicFillUninitializedMemory, &Context::setDeterministicFillUninitializedMemory>(
+        "fill_uninitialized_memory"),
+    contextSetting<&Context::userEnabledMkldnn, &Context::setUserEnabledMkldnn>("mkldnn.enabled"),
+    contextSetting<&Context::deterministicMkldnn, &Context::setDeterministicMkldnn>("mkldnn.deterministic"),
+    contextSetting<&Context::userEnabledNNPACK, &Context::setUserEnabledNNPACK>("nnpack.enabled"),
+    contextSetting<&Context::qEngine, &Context::setQEngine>("quantized.engine"),
+    contextSetting<&Context::allowFP16ReductionCPU, &Context::setAllowFP16ReductionCPU>("cpu.allow_fp16_reduction"),
+    contextSetting<&Context::userEnabledCuDNN, &Context::setUserEnabledCuDNN>("cudnn.enabled"),
+    contextSetting<&Context::benchmarkCuDNN, &Context::setBenchmarkCuDNN>("cudnn.benchmark"),
+    contextSetting<&Context::benchmarkLimitCuDNN, &Context::setBenchmarkLimitCuDNN>("cudnn.benchmark_limit"),
+    contextSetting<&Context::deterministicCuDNN, &Context::setDeterministicCuDNN>("cudnn.deterministic"),
     Setting{"cuda.fp16_reduction", [] { return static_cast<int>(context().allowFP16ReductionCuBLAS()); },
             [](int value) { context().setAllowFP16ReductionCuBLAS(value == 0, value != 2); }},
     Setting{"cuda.bf16_reduction", [] { return static_cast<int>(context().allowBF16ReductionCuBLAS()); },
             [](int value) { context().setAllowBF16ReductionCuBLAS(value == 0, value != 2); }},
-    Setting{"cuda.fp16_accumulation", [] { return static_cast<int>(context().allowFP16AccumulationCuBLAS()); },
-            [](int value) { context().setAllowFP16AccumulationCuBLAS(value != 0); }},
-    Setting{"cuda.linalg_library", [] { return static_cast<int>(context().linalgPreferredBackend()); },
-            [](int value) { context().setLinalgPreferredBackend(static_cast<at::LinalgBackend>(value)); }},
-    Setting{"cuda.blas_library", [] { return static_cast<int>(context().blasPreferredBackend()); },
-            [](int value) { context().setBlasPreferredBackend(static_cast<at::BlasBackend>(value)); }},
+    contextSetting<&Context::allowFP16AccumulationCuBLAS, &Context::setAllowFP16AccumulationCuBLAS>(
+        "cuda.fp16_accumulation"),
+    contextSetting<&Context::linalgPreferredBackend, &Context::setLinalgPreferredBackend>("cuda.linalg_library"),
+    contextSetting<&Context::blasPreferredBackend, &Context::setBlasPreferredBackend>("cuda.blas_library"),
 };
 
 }  // namespace

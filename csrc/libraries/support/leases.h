@@ -9,7 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
+#include <memory>
 
 #include <c10/macros/Macros.h>
 #include <torchext/macros.h>
@@ -55,21 +55,15 @@ class LeaseHold {
   explicit LeaseHold(Lease& lease) noexcept : lease_{&lease} {
     lease.hold();
   }
-  LeaseHold(const LeaseHold&) = delete;
-  LeaseHold& operator=(const LeaseHold&) = delete;
-  LeaseHold(LeaseHold&& other) noexcept : lease_{std::exchange(other.lease_, nullptr)} {}
-  LeaseHold& operator=(LeaseHold&& other) noexcept {
-    std::swap(lease_, other.lease_);
-    return *this;
-  }
-  ~LeaseHold() {
-    if (lease_ != nullptr) {
-      lease_->release();
-    }
-  }
 
  private:
-  Lease* lease_;
+  struct Release {
+    void operator()(Lease* lease) const noexcept {
+      lease->release();
+    }
+  };
+
+  std::unique_ptr<Lease, Release> lease_;
 };
 
 // Held by the blocks in which tensors are fake or deferred, and by every fake storage.

@@ -11,10 +11,6 @@ namespace torchext {
 
 namespace {
 
-bool holdsTensor(const IValue& value) {
-  return hasTensor(value, [](const at::Tensor&) { return true; });
-}
-
 IValue mapList(const IValue& value, TensorMapper map) {
   c10::List<IValue> source = value.toList();
   c10::impl::GenericList mapped(source.elementType());
@@ -46,7 +42,7 @@ IValue mapDict(const IValue& value, TensorMapper map) {
 
 void forEachTensor(const IValue& value, TensorVisitor visit) {
   if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
+    const Tensor& tensor = value.toTensor();
     if (tensor.defined()) {
       visit(tensor);
     }
@@ -71,7 +67,7 @@ void forEachTensor(const IValue& value, TensorVisitor visit) {
   }
 }
 
-void forEachTensor(c10::ArrayRef<IValue> values, TensorVisitor visit) {
+void forEachTensor(ArrayRef<IValue> values, TensorVisitor visit) {
   for (const IValue& value : values) {
     forEachTensor(value, visit);
   }
@@ -88,25 +84,25 @@ void forEachWritten(const c10::FunctionSchema& schema,
 }
 
 bool hasTensor(const IValue& value, TensorPredicate is_wanted) {
-  return hasTensor(c10::ArrayRef<IValue>(value), is_wanted);  // braces would copy it
+  return hasTensor(ArrayRef<IValue>(value), is_wanted);  // braces would copy it
 }
 
-bool hasTensor(c10::ArrayRef<IValue> values, TensorPredicate is_wanted) {
+bool hasTensor(ArrayRef<IValue> values, TensorPredicate is_wanted) {
   bool has_any = false;
-  forEachTensor(values, [&](const at::Tensor& tensor) { has_any = has_any || is_wanted(tensor); });
+  forEachTensor(values, [&](const Tensor& tensor) { has_any = has_any || is_wanted(tensor); });
   return has_any;
 }
 
-bool allTensors(c10::ArrayRef<IValue> values, TensorPredicate is_wanted) {
-  return !hasTensor(values, [is_wanted](const at::Tensor& tensor) { return !is_wanted(tensor); });
+bool allTensors(ArrayRef<IValue> values, TensorPredicate is_wanted) {
+  return !hasTensor(values, [is_wanted](const Tensor& tensor) { return !is_wanted(tensor); });
 }
 
 IValue mapTensors(const IValue& value, TensorMapper map) {
   if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
+    const Tensor& tensor = value.toTensor();
     return tensor.defined() ? IValue(map(tensor)) : value;
   }
-  if (!holdsTensor(value)) {
+  if (!hasTensor(value, [](const Tensor&) { return true; })) {
     return value;
   }
   if (value.isList()) {
@@ -126,13 +122,6 @@ void mapTensors(Stack& stack, std::size_t count, TensorMapper map) {
   }
 }
 
-int findArgument(const c10::FunctionSchema& schema, const char* name) {
-  const auto& arguments = schema.arguments();
-  const auto found =
-      std::find_if(arguments.begin(), arguments.end(), [name](const c10::Argument& a) { return a.name() == name; });
-  return found == arguments.end() ? -1 : static_cast<int>(found - arguments.begin());
-}
-
 ArrayRef<IValue> argumentsOf(const OperatorHandle& op, const Stack& stack) {
   return topOf(stack, op.schema().arguments().size());
 }
@@ -143,16 +132,36 @@ const IValue& argumentNamed(const OperatorHandle& op, ArrayRef<IValue> arguments
   return position < 0 ? none : arguments[toSize(position)];
 }
 
-std::string_view namespaceOf(const c10::OperatorName& name) {
-  return std::string_view{name.name}.substr(0, name.name.find("::"));
-}
-
 bool isWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
 bool isOfTensors(const c10::Argument& value) {
   return value.type()->isSubtypeOf(*c10::TensorType::get()) || value.type()->isSubtypeOf(*c10::ListType::ofTensors());
+}
+
+WrittenTensors::WrittenTensors(const c10::FunctionSchema& schema, ArrayRef<IValue> arguments) {
+  forEachWritten(schema, arguments, [this](const Tensor& tensor, std::size_t /*position*/) {
+    if (tensor.has_storage()) {
+      entries_.push_back(
+          {tensor, c10::DimVector(tensor.sizes()), c10::DimVector(tensor.strides()), tensor.storage().nbytes()});
+    }
+  });
+}
+
+void WrittenTensors::appendChanged(Stack& stack) const {
+  for (const Entry& entry : entries_) {
+    const bool is_same = entry.tensor.sizes() == c10::IntArrayRef(entry.sizes) &&
+                         entry.tensor.strides() == c10::IntArrayRef(entry.strides) &&
+                         entry.tensor.storage().nbytes() == entry.nbytes;
+    stack.push_back(is_same ? IValue{} : IValue{entry.tensor});
+  }
+}
+
+void WrittenTensors::restoreGeometry() const {
+  for (const Entry& entry : entries_) {
+    entry.tensor.unsafeGetTensorImpl()->set_sizes_and_strides(entry.sizes, entry.strides);
+  }
 }
 
 }  // namespace torchext

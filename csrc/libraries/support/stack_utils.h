@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <iterator>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/operator_name.h>
 #include <ATen/core/stack.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/FunctionRef.h>
 #include <torchext/macros.h>
 
@@ -79,7 +82,9 @@ IValue mapTensors(const IValue& value, TensorMapper map);
 TORCHEXT_API void mapTensors(Stack& stack, std::size_t count, TensorMapper map);
 
 // Returns the position in the schema of the argument called `name`, or -1.
-int findArgument(const c10::FunctionSchema& schema, const char* name);
+inline int findArgument(const c10::FunctionSchema& schema, const char* name) {
+  return schema.argumentIndexWithName(name).value_or(-1);
+}
 
 // Returns true if `name` is one of `names`.
 template <std::size_t N>
@@ -88,12 +93,36 @@ bool isAmong(const std::array<std::string_view, N>& names, std::string_view name
 }
 
 // Returns the part of an operator's name before the `::`, such as `aten`.
-std::string_view namespaceOf(const c10::OperatorName& name);
+inline std::string_view namespaceOf(const c10::OperatorName& name) {
+  return name.getNamespace().value_or(name.name);
+}
 
 // Returns true if the schema declares that the operator writes to the argument.
 bool isWritten(const c10::Argument& argument);
 
 // Returns true if an argument or a result is declared as a tensor or a list of tensors.
 bool isOfTensors(const c10::Argument& value);
+
+// The tensors that a call writes according to its schema, in order, as they were before the call. Tensors without a
+// storage are left out.
+class WrittenTensors {
+ public:
+  WrittenTensors(const c10::FunctionSchema& schema, ArrayRef<IValue> arguments);
+
+  // Appends each of them if its sizes, strides or storage size have changed, and None in its place otherwise.
+  void appendChanged(Stack& stack) const;
+
+  // Gives each of them its sizes and strides back, but not its offset, and not the size of its storage.
+  void restoreGeometry() const;
+
+ private:
+  struct Entry {
+    Tensor tensor;
+    c10::DimVector sizes;
+    c10::DimVector strides;
+    std::size_t nbytes;
+  };
+  std::vector<Entry> entries_;
+};
 
 }  // namespace torchext

@@ -13,10 +13,10 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include "../../../libraries/support/interpreter.h"
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/pointer_numbers.h"
 #include "../../../libraries/support/recently_shared.h"
-#include "../../../libraries/support/source_lines.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"

@@ -303,7 +303,7 @@ class OpNode {
     return tape_;
   }
 
-  // The source line that recorded the call, or empty: source_lines.h.
+  // The source line that recorded the call, or empty: `tracedSourceLine()`.
   std::string_view source() const noexcept {
     return source_ == nullptr ? std::string_view{} : *source_;
   }

@@ -18,7 +18,6 @@
 #include "../../../libraries/support/interpreter.h"
 #include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
-#include "../../../libraries/support/written_tensors.h"
 #include "../../hooks/hooks.h"
 #include "../calls/errors.h"
 #include "../calls/hidden_keys.h"
