@@ -20,7 +20,6 @@
 
 #include <torchext/macros.h>
 
-#include "../../libraries/caching_allocator/allocator_stats.h"
 #include "../../libraries/caching_allocator/caching_allocator.h"
 #include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/locks.h"

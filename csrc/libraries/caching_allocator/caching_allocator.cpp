@@ -101,18 +101,6 @@ std::int64_t maxSplitSize() {
                                                                                : toSigned(Settings::max_split_size());
 }
 
-bool DriverMemory::take(std::size_t bytes) noexcept {
-  if (is_limited_ && bytes > available()) {
-    return false;
-  }
-  used_ += bytes;
-  return true;
-}
-
-void DriverMemory::giveBack(std::size_t bytes) noexcept {
-  used_ -= bytes;
-}
-
 std::uintptr_t DriverMemory::reserveAddresses(std::size_t bytes) noexcept {
   return std::exchange(address_, address_ + roundedUp(bytes, kSegmentMultiple));
 }
@@ -133,14 +121,15 @@ Block* CachingAllocator::allocate(std::size_t bytes, StreamId stream) {
     if (allowed_ && Settings::garbage_collection_threshold() > 0) {
       collectGarbage();
     }
-    block = allocateSegment(request, /*is_retry=*/false);
+    block = allocateSegment(request);
   }
   if (block == nullptr && releaseOversized(request)) {
-    block = allocateSegment(request, /*is_retry=*/false);
+    block = allocateSegment(request);
   }
   if (block == nullptr) {
     emptyCache();
-    block = allocateSegment(request, /*is_retry=*/true);
+    ++stats_.num_alloc_retries;
+    block = allocateSegment(request);
   }
   if (block == nullptr) {
     notify(MemoryAction::kOutOfMemory, driver_.available(), request.size, stream);
@@ -202,10 +191,7 @@ bool CachingAllocator::mayTake(std::size_t bytes) const noexcept {
 }
 
 // `alloc_block()`
-Block* CachingAllocator::allocateSegment(const Request& request, bool is_retry) {
-  if (is_retry) {
-    ++stats_.num_alloc_retries;
-  }
+Block* CachingAllocator::allocateSegment(const Request& request) {
   if (!mayTake(request.segment)) {
     return nullptr;
   }
@@ -565,7 +551,7 @@ Block* CachingAllocator::findExpandable(const Request& request) {
 
 // `map_block()`
 bool CachingAllocator::map(Block* block, std::size_t bytes) {
-  const std::size_t size = block->segment->roundedUp(bytes);
+  const std::size_t size = roundedUp(bytes, block->segment->page_size);
   if (!driver_.take(size)) {
     return false;
   }
@@ -591,34 +577,38 @@ bool CachingAllocator::map(Block* block, std::size_t bytes) {
 
 // `unmap_block()`
 void CachingAllocator::unmap(Block* block) {
-  const AddressRange pages = block->segment->pagesInside({block->address, block->size});
-  if (pages.size == 0) {
+  // Only whole pages lose their memory.
+  const std::size_t page = block->segment->page_size;
+  const std::size_t offset = block->address - block->segment->begin;
+  const std::size_t before = roundedUp(offset, page) - offset;
+  const std::size_t after = (offset + block->size) % page;
+  if (before + after >= block->size) {
     return;
   }
+  const std::size_t size = block->size - before - after;
+  const std::uintptr_t begin = block->address + before;
   BlockPool& pool = *block->pool;
   pool.free.erase(block);
-  const std::size_t before = pages.begin - block->address;
-  const std::size_t after = block->size - before - pages.size;
-  const auto keep = [&](std::size_t size, std::uintptr_t address, Block* previous, Block* next) {
-    if (size > 0) {
-      Block* kept = newBlock(block->stream, size, pool, address);
+  const auto keep = [&](std::size_t bytes, std::uintptr_t address, Block* previous, Block* next) {
+    if (bytes > 0) {
+      Block* kept = newBlock(block->stream, bytes, pool, address);
       kept->segment = block->segment;
       insertAfter(kept, previous, next);
       pool.insert(kept);
     }
   };
   keep(before, block->address, block->previous, block);
-  keep(after, pages.begin + pages.size, block, block->next);
-  block->address = pages.begin;
-  block->size = pages.size;
+  keep(after, begin + size, block, block->next);
+  block->address = begin;
+  block->size = size;
   block->is_mapped = false;
   merge(block, block->previous);
   merge(block, block->next);
   pool.unmapped.insert(block);
-  driver_.giveBack(pages.size);
-  decrease(stats_.reserved_bytes, pool.kind, pages.size);
+  driver_.giveBack(size);
+  decrease(stats_.reserved_bytes, pool.kind, size);
   ++stats_.num_device_free;
-  notify(MemoryAction::kSegmentUnmap, pages.begin, pages.size, block->stream);
+  notify(MemoryAction::kSegmentUnmap, begin, size, block->stream);
 }
 
 void CachingAllocator::releaseExpandable(Block* block) {

@@ -32,38 +32,91 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
 #include <torchext/macros.h>
 
-#include "allocator_stats.h"
-
 namespace torchext {
 
-struct BlockPool;
+// A quantity over time, as `torch.cuda.memory_stats()` reports it.
+using MemoryStat = c10::CachingAllocator::Stat;
 
-// A range of addresses.
-struct AddressRange {
-  std::uintptr_t begin;
-  std::size_t size;
+// A statistic of all pools, the small and the large pool, in the order of `StatPool`.
+using PooledStat = c10::CachingAllocator::StatArray;
+using StatPool = c10::CachingAllocator::StatType;
+
+inline const MemoryStat& totalOf(const PooledStat& stat) noexcept {
+  return stat.front();
+}
+
+// The statistics of one device, by the names of `torch._C._cuda_memoryStats()`. Those that only some releases of
+// PyTorch have are not kept.
+struct AllocatorStats : c10::CachingDeviceAllocator::DeviceStats {
+  // Calls `visit(name, stat)` for each statistic that is kept by pool.
+  template <typename Self, typename Visit>
+  static void forEachPooled(Self& self, const Visit& visit) {
+    visit("allocation", self.allocation);
+    visit("segment", self.segment);
+    visit("active", self.active);
+    visit("inactive_split", self.inactive_split);
+    visit("allocated_bytes", self.allocated_bytes);
+    visit("reserved_bytes", self.reserved_bytes);
+    visit("active_bytes", self.active_bytes);
+    visit("inactive_split_bytes", self.inactive_split_bytes);
+    visit("requested_bytes", self.requested_bytes);
+  }
+
+  void resetPeak() {
+    forEach([](MemoryStat& stat) { stat.reset_peak(); });
+  }
+
+  void resetAccumulated() {
+    forEach([](MemoryStat& stat) { stat.reset_accumulated(); });
+    num_alloc_retries = 0;
+    num_ooms = 0;
+    num_sync_all_streams = 0;
+    num_device_alloc = 0;
+    num_device_free = 0;
+  }
+
+ private:
+  template <typename Visit>
+  void forEach(const Visit& visit) {
+    forEachPooled(*this, [&visit](const char* /*name*/, PooledStat& stat) {
+      for (MemoryStat& of_pool : stat) {
+        visit(of_pool);
+      }
+    });
+    visit(oversize_allocations);
+    visit(oversize_segments);
+  }
 };
+
+// The statistics of pinned memory, by the names of `torch._C._cuda_hostMemoryStats()`.
+struct HostStats {
+  MemoryStat allocations;  // from the driver
+  MemoryStat active_requests;
+  MemoryStat allocated_bytes;
+  MemoryStat active_bytes;
+
+  // Calls `visit(name, stat)` for each statistic.
+  template <typename Self, typename Visit>
+  static void forEach(Self& self, const Visit& visit) {
+    visit("allocations", self.allocations);
+    visit("active_requests", self.active_requests);
+    visit("allocated_bytes", self.allocated_bytes);
+    visit("active_bytes", self.active_bytes);
+  }
+};
+
+struct BlockPool;
 
 // Addresses that get memory page by page, on demand: PyTorch's `expandable_segments:True`. The blocks in the segment
 // record which pages have memory.
 struct ExpandableSegment {
   std::uintptr_t begin;   // a multiple of `page_size`
   std::size_t page_size;  // in bytes
-
-  std::size_t roundedUp(std::size_t bytes) const noexcept {
-    return (bytes + page_size - 1) / page_size * page_size;
-  }
-
-  // Returns the whole pages inside `range`, possibly none.
-  AddressRange pagesInside(AddressRange range) const noexcept {
-    const std::size_t first = roundedUp(range.begin - begin);
-    const std::size_t end = (range.begin + range.size - begin) / page_size * page_size;
-    return {begin + first, end > first ? end - first : 0};
-  }
 };
 
 // A piece of a segment of the simulated allocator: in use, free, or (in an expandable segment) without memory. The
@@ -182,8 +235,14 @@ class DriverMemory {
   }
 
   // Returns false and takes nothing if there is not enough memory.
-  bool take(std::size_t bytes) noexcept;
-  void giveBack(std::size_t bytes) noexcept;
+  bool take(std::size_t bytes) noexcept {
+    const bool is_enough = !is_limited_ || bytes <= available();
+    used_ += is_enough ? bytes : 0;
+    return is_enough;
+  }
+  void giveBack(std::size_t bytes) noexcept {
+    used_ -= bytes;
+  }
 
   // Returns the first of `bytes` addresses, a multiple of 2 MiB.
   std::uintptr_t reserveAddresses(std::size_t bytes) noexcept;
@@ -282,7 +341,7 @@ class TORCHEXT_API CachingAllocator {
 
   Request requestFor(std::size_t bytes, c10::StreamId stream);
   Block* findFree(const Request& request);
-  Block* allocateSegment(const Request& request, bool is_retry);
+  Block* allocateSegment(const Request& request);
   Block* handOut(Block* block, const Request& request);
   void split(Block* block, const Request& request);
 
