@@ -62,21 +62,16 @@ constexpr bool applies(std::string_view name) {
   throw std::logic_error{"no difference between releases has this name"};
 }
 
+static_assert(applies("storages_refuse_forever") == (TORCHEXT_TORCH < 212));
+
 // Lets a storage that rejected access to its data return pointers again. Takes effect with the next
 // `set_data_ptr_noswap()`.
-static_assert(applies("storages_refuse_forever") == (TORCHEXT_TORCH < 212));
+inline void allowDataAccess(c10::StorageImpl& storage) {
 #if TORCHEXT_TORCH >= 212
-
-inline void allowDataAccess(c10::StorageImpl& storage) {
   storage.clear_data_ptr_access_error_msg_();
-}
-
 #else
-
-inline void allowDataAccess(c10::StorageImpl& storage) {
   storage.*memberOf(opened::RefusalOfDataAccess{}) = false;
-}
-
 #endif
+}
 
 }  // namespace torchext::compat
