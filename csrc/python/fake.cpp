@@ -12,10 +12,9 @@
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/tensor_new.h>
 
-#include "../core/fake/cache/metadata_cache.h"
+#include "../core/fake/cache/result_recipe.h"
 #include "../core/fake/fake.h"
 #include "../core/fake/meta/meta_kernel.h"
-#include "../core/fake/storage/fake_factories.h"
 #include "../core/fake/storage/fake_keys.h"
 #include "../core/hooks/hooks.h"
 #include "../extensions/collectives/collectives.h"

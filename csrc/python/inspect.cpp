@@ -15,7 +15,7 @@
 #include "../core/deferred_init/record/recorder.h"
 #include "../core/fake/calls/recording.h"
 #include "../core/fake/fake_handler.h"
-#include "../core/fake/storage/fake_factories.h"
+#include "../core/fake/storage/fake_keys.h"
 #include "../core/torch_internals/dispatcher_internals.h"
 #include "../extensions/amp/amp_handler.h"
 #include "../libraries/support/operator_table.h"

@@ -10,7 +10,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include "../core/fake/storage/storage_memory.h"
+#include "../core/fake/storage/fake_storage.h"
 #include "../extensions/cuda/fake_cuda.h"
 #include "../extensions/cuda/gpu.h"
 #include "../extensions/memory/cuda_settings.h"

@@ -22,7 +22,7 @@
 #include <torchext/torchext.h>
 
 #include "core/deferred_init/graph/op_graph.h"
-#include "core/fake/storage/storage_memory.h"
+#include "core/fake/storage/fake_storage.h"
 #include "extensions/digests/recording_digest.h"
 #include "extensions/memory/device_memory.h"
 #include "extensions/memory/real_allocations.h"

@@ -18,18 +18,15 @@
 #include "../../libraries/support/stack_utils.h"
 #include "../hooks/hooks.h"
 #include "cache/call_key.h"
-#include "cache/metadata_cache.h"
 #include "cache/result_recipe.h"
 #include "calls/errors.h"
 #include "calls/op_traits.h"
 #include "calls/recording.h"
+#include "fake.h"
 #include "meta/device_rules.h"
 #include "meta/meta_call.h"
-#include "resizable_outputs.h"
-#include "storage/fake_factories.h"
 #include "storage/fake_keys.h"
 #include "storage/fake_storage.h"
-#include "storage/storage_memory.h"
 
 namespace torchext {
 

@@ -14,7 +14,7 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
-#include "../../core/fake/calls/hidden_keys.h"
+#include "../../core/fake/calls/recording.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/torch_internals/autocast_mode.h"

@@ -20,7 +20,7 @@
 
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/fake_handler.h"
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"

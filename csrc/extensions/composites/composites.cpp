@@ -12,10 +12,9 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/resizable_outputs.h"
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/fake.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../support/autograd.h"
 #include "../trials/refusals.h"
 #include "../values/factories_of_call.h"

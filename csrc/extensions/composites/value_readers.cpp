@@ -15,9 +15,9 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/calls/recording.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../values/assumed_reads.h"
 #include "../values/assumptions.h"
 #include "../values/known_values.h"

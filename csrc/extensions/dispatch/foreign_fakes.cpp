@@ -15,7 +15,6 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/fake_handler.h"
-#include "../../core/fake/storage/fake_factories.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/dispatcher_internals.h"

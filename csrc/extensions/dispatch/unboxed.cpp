@@ -18,14 +18,12 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/cache/call_key.h"
-#include "../../core/fake/cache/metadata_cache.h"
 #include "../../core/fake/cache/result_recipe.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/fake_handler.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../../core/hooks/hooks.h"
 #include "../composites/versions.h"
 #include "../layouts/sparse_fakes.h"

@@ -23,16 +23,15 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/cache/call_key.h"
-#include "../../core/fake/cache/metadata_cache.h"
+#include "../../core/fake/cache/result_recipe.h"
 #include "../../core/fake/calls/errors.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/meta/device_rules.h"
 #include "../../core/fake/meta/meta_call.h"
 #include "../../core/fake/meta/recipe_builder.h"
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/device_index.h"
 #include "../../libraries/support/operator_table.h"

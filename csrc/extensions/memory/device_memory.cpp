@@ -11,7 +11,7 @@
 #include <c10/util/llvmMathExtras.h>
 #include <torch/version.h>
 
-#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/fake/storage/fake_storage.h"
 #include "../../libraries/support/sizes.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/streams.h"

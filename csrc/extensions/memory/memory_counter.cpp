@@ -13,7 +13,6 @@
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/operator_table.h"

@@ -9,7 +9,6 @@
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/sizes.h"
 #include "../support/allocation_limit.h"

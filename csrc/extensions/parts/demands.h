@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "../../core/deferred_init/plan/liveness.h"
-#include "../../core/deferred_init/plan/parts.h"
+#include "../../core/deferred_init/plan/replay_plan.h"
 
 namespace torchext {
 

@@ -19,7 +19,7 @@
 #include <ATen/core/MT19937RNGEngine.h>
 
 #include "../../core/deferred_init/graph/op_graph.h"
-#include "../../core/deferred_init/plan/parts.h"
+#include "../../core/deferred_init/plan/replay_plan.h"
 #include "../../libraries/fills/random_fill.h"
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/support/operator_table.h"

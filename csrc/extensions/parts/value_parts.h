@@ -13,7 +13,7 @@
 #include <c10/core/Storage.h>
 #include <torchext/macros.h>
 
-#include "../../core/deferred_init/plan/parts.h"
+#include "../../core/deferred_init/plan/replay_plan.h"
 #include "grid.h"
 
 namespace torchext {

@@ -17,7 +17,7 @@
 #include "../../core/deferred_init/replay/replay.h"
 #include "../../core/deferred_init/state/real_dispatch.h"
 #include "../../core/fake/fake.h"
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../libraries/support/locks.h"

@@ -19,7 +19,7 @@
 #include "../../core/fake/cache/call_key.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/meta/device_rules.h"
-#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/fake/storage/fake_storage.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/operator_table.h"

@@ -11,7 +11,7 @@
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/meta/shadows.h"
+#include "../../core/fake/meta/recipe_builder.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../libraries/support/plain_tensors.h"

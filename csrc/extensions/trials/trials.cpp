@@ -10,8 +10,8 @@
 #include <ATen/native/ConvUtils.h>
 
 #include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/locks.h"

@@ -12,7 +12,7 @@
 #include <ATen/core/stack.h>
 #include <c10/util/Exception.h>
 
-#include "../../core/fake/calls/hidden_keys.h"
+#include "../../core/fake/calls/recording.h"
 #include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"

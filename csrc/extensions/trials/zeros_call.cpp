@@ -10,12 +10,11 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
+#include "../../core/fake/calls/recording.h"
 #include "../../core/fake/meta/recipe_builder.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "stand_ins.h"

@@ -18,7 +18,6 @@
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../libraries/support/operator_table.h"

@@ -6,7 +6,7 @@
 #include <c10/core/Scalar.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/calls/hidden_keys.h"
+#include "../../core/fake/calls/recording.h"
 #include "../../libraries/support/stack_utils.h"
 
 namespace torchext {

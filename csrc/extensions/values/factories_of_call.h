@@ -5,7 +5,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../libraries/support/included_key.h"
 
 namespace torchext {

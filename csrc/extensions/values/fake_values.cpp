@@ -16,7 +16,7 @@
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/fake_handler.h"
 #include "../../core/fake/meta/device_rules.h"
-#include "../../core/fake/storage/storage_memory.h"
+#include "../../core/fake/storage/fake_storage.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/sizes.h"

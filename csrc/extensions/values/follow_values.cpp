@@ -16,11 +16,10 @@
 #include <ATen/ops/zeros.h>
 #include <torchext/fake_tensor.h>
 
-#include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/meta/device_rules.h"
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
 #include "assumed_values.h"

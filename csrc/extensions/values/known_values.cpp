@@ -12,12 +12,10 @@
 #include <torchext/fake_tensor.h>
 
 #include "../../core/fake/calls/errors.h"
-#include "../../core/fake/calls/hidden_keys.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
-#include "../../core/fake/storage/storage_memory.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/operator_table.h"

@@ -49,7 +49,7 @@ struct LiveOperator {
 };
 
 struct LiveGraph {
-  // In the order in which they run: replay_order.h.
+  // In the order in which they run: `keepDerivationsTogether()`.
   std::vector<LiveOperator> operators;
   // The requested values, or earlier values of the same storages with the same bytes.
   std::vector<LiveValue> wanted;
@@ -89,5 +89,9 @@ class PerOutput {
 // linear in the number of operators that lead to them, or more if many operators each overwrite a part of a storage
 // (`byte_set.h`). The caller holds the lock `kReplay` for as long as it uses the graph.
 LiveGraph liveGraph(const std::vector<StorageValuePtr>& wanted, bool uses_computed = false);
+
+// Returns the places of all operators that are connected by reads with the one at `place`, including it, in order. If
+// one of them reads without writing, they are consecutive. Takes time nearly linear in the number of reads.
+std::vector<std::size_t> placesConnectedWith(const std::vector<LiveOperator>& operators, std::size_t place);
 
 }  // namespace torchext

@@ -5,8 +5,6 @@
 
 #include <c10/util/irange.h>
 
-#include "replay_order.h"
-
 namespace torchext {
 
 namespace {
@@ -26,7 +24,21 @@ bool areAmong(const NeededParts& before, const NeededParts& parts) {
   return before && parts ? parts->areAmong(*before) : !before && !parts;
 }
 
+// Returns true if the operator has outputs, and no part of them is needed.
+bool isNothing(const std::vector<NeededParts>& outputs) {
+  return !outputs.empty() && std::all_of(outputs.begin(), outputs.end(),
+                                         [](const NeededParts& parts) { return parts && parts->areNone(); });
+}
+
 }  // namespace
+
+std::vector<Demand> wholeValues(const LiveGraph& graph) {
+  std::vector<Demand> demands(graph.operators.size());
+  for (const LiveOperator& live : graph.operators) {
+    demands[live.place].outputs.resize(live.node->written().size());
+  }
+  return demands;
+}
 
 bool shouldCache(const StorageValue& value) {
   return value.isCurrent() && hooks().computed_values.mayKeep(value);
@@ -58,7 +70,8 @@ void ReplayPlan::plan() {
 }
 
 void ReplayPlan::makeOperators() {
-  std::vector<Demand> demands = demandsOf(graph_);
+  const PartRules& parts = hooks().parts;
+  std::vector<Demand> demands = parts.demandsOf ? parts.demandsOf(graph_) : wholeValues(graph_);
   operators_.clear();
   operators_.reserve(graph_.operators.size());
   for (const LiveOperator& live : graph_.operators) {
@@ -72,7 +85,7 @@ void ReplayPlan::makeOperators() {
       planned.writes.back().is_whole = live.is_whole[i];
       planned.writes.back().last_use = live.place;
     }
-    if (demand.isNothing()) {
+    if (isNothing(demand.outputs)) {
       planned.way = Way::kNotAtAll;
     } else if (isForParts(demand.rule) && demand.outputs.front()) {
       planned.way = Way::kParts;

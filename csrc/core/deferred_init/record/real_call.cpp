@@ -17,8 +17,6 @@
 #include "../../../libraries/support/substitution.h"
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
-#include "../../fake/resizable_outputs.h"
-#include "../../fake/storage/fake_factories.h"
 #include "../../fake/storage/fake_keys.h"
 #include "../../fake/storage/fake_storage.h"
 #include "../../fake/storage/fake_tensor_impl.h"

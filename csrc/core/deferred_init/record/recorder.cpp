@@ -21,7 +21,6 @@
 #include "../../fake/calls/recording.h"
 #include "../../fake/fake.h"
 #include "../../fake/meta/device_rules.h"
-#include "../../fake/storage/fake_factories.h"
 #include "../../fake/storage/fake_keys.h"
 #include "../../fake/storage/fake_storage.h"
 #include "../../fake/storage/fake_tensor_impl.h"

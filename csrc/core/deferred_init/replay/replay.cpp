@@ -20,7 +20,7 @@
 #include "../../fake/calls/op_traits.h"
 #include "../../fake/fake.h"
 #include "../../hooks/hooks.h"
-#include "../plan/replay_order.h"
+#include "../plan/liveness.h"
 
 namespace torchext {
 

@@ -8,7 +8,6 @@
 #include <torchext/macros.h>
 
 #include "../graph/op_graph.h"
-#include "../plan/parts.h"
 #include "../plan/replay_plan.h"
 #include "../random/tape.h"
 

@@ -5,7 +5,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "../../../libraries/support/recently_shared.h"
-#include "../../fake/calls/hidden_keys.h"
+#include "../../fake/calls/recording.h"
 #include "../../torch_internals/autocast_mode.h"
 
 namespace torchext {

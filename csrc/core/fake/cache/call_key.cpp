@@ -20,7 +20,6 @@
 #include "../../torch_internals/dispatcher_internals.h"
 #include "../calls/recording.h"
 #include "../storage/fake_storage.h"
-#include "../storage/storage_memory.h"
 
 namespace torchext {
 

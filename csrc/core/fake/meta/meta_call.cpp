@@ -20,17 +20,14 @@
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
 #include "../calls/errors.h"
-#include "../calls/hidden_keys.h"
 #include "../calls/op_traits.h"
 #include "../calls/recording.h"
-#include "../storage/fake_factories.h"
+#include "../storage/fake_keys.h"
 #include "../storage/fake_storage.h"
 #include "../storage/fake_tensor_impl.h"
-#include "../storage/storage_memory.h"
 #include "device_rules.h"
 #include "meta_kernel.h"
 #include "recipe_builder.h"
-#include "shadows.h"
 
 namespace torchext {
 

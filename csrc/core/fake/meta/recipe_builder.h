@@ -1,7 +1,7 @@
 #pragma once
 
-// A call is described before any fake is touched: its kernel runs on substitutes, whose changes and results become a
-// recipe (result_recipe.h).
+// A call is described before any fake is touched: its kernel runs on substitutes, usually shadows, whose changes and
+// results become a recipe (result_recipe.h).
 //
 // NOTE [Arguments that change shape]
 //
@@ -20,6 +20,7 @@
 // argument of an operator with the tag `inplace_view`, may change its shape.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -35,6 +36,38 @@
 #include "../cache/result_recipe.h"
 
 namespace torchext {
+
+// Returns a real tensor with the value of the wrapped number `number`. A fake one is zero: it is the tangent of a
+// number in forward AD (`2 * dual`).
+at::Tensor realNumber(const at::Tensor& number);
+
+// Maps the storages and tensors of one call to their shadows, with which its Meta kernel is called. Shadows live as
+// long as the call.
+class Shadows {
+ public:
+  enum class Kind : std::uint8_t {
+    kMeta,  // on the meta device
+    kFake,  // fakes on the device of the original: NOTE [Fake implementations]
+  };
+
+  explicit Shadows(Kind kind) : kind_{kind} {}
+
+  // Returns the shadow of `tensor`, always the same one. A real tensor also has a shadow: only its metadata matter. For
+  // a tensor of another layout, returns a strided stand-in, which is not among the pairs.
+  at::Tensor of(const at::Tensor& tensor);
+
+  // Returns the shadow of `storage`.
+  c10::Storage of(const c10::Storage& storage);
+
+  // Returns all tensors and storages that have a shadow.
+  const Substitution& pairs() const noexcept {
+    return substitution_;
+  }
+
+ private:
+  Kind kind_;
+  Substitution substitution_;
+};
 
 // Describes a call whose kernel ran on substitutes of its arguments. Changes no tensor.
 class RecipeBuilder {

@@ -1,6 +1,9 @@
 #include "fake_keys.h"
 
 #include <atomic>
+#include <cstddef>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "../../hooks/hooks.h"
 
@@ -24,6 +27,25 @@ bool isFakeKeyShared() noexcept {
 
 void setFakeKeyShared() noexcept {
   is_fake_key_shared.store(true, std::memory_order_release);
+}
+
+namespace {
+
+// The number of live guards on this thread.
+thread_local std::size_t guards = 0;
+
+}  // namespace
+
+FakeFactoriesGuard::FakeFactoriesGuard() {
+  ++guards;
+}
+
+FakeFactoriesGuard::~FakeFactoriesGuard() {
+  --guards;
+}
+
+bool areFactoriesFake() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake) && (!isFakeKeyShared() || guards > 0);
 }
 
 }  // namespace torchext

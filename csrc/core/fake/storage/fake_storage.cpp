@@ -18,7 +18,6 @@
 #include "../../torch_internals/torch_compat.h"
 #include "fake_keys.h"
 #include "fake_tensor_impl.h"
-#include "storage_memory.h"
 
 namespace torchext {
 

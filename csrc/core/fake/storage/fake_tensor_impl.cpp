@@ -12,7 +12,6 @@
 #include "../../hooks/hooks.h"
 #include "fake_keys.h"
 #include "fake_storage.h"
-#include "storage_memory.h"
 
 namespace torchext {
 
