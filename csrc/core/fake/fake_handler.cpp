@@ -43,38 +43,293 @@ class FakeCall {
   FakeCall(const OperatorHandle& op, DispatchKeySet keys, Stack& stack)
       : op_{op}, keys_{keys}, stack_{stack}, num_arguments_{op.schema().arguments().size()} {}
 
-  void run();
-  FakeDecision predict();
+  void run() {
+    if (const auto outcome = decideEarly()) {
+      carryOut({*outcome}, /*key=*/nullptr);
+      return;
+    }
+    hooks().values.prepare(op_, stack_, /*is_prediction=*/false);
+    const CallKey key{op_, stack_};
+    const auto tensors_without_key = key.isComplete() ? DistinctTensors{} : distinctTensors(arguments());
+    tensors_ = key.isComplete() ? key.tensors() : CallTensors{tensors_without_key};
+    for (const Tensor* tensor : tensors_) {
+      inspectTensor(*tensor);
+    }
+    c10::SmallVector<std::unique_ptr<CallFollower>, 2> followers;
+    for (const FollowCall follow : hooks().followers) {
+      if (auto follower = follow(op_, stack_, [this] { return kernelToDecomposeWith().has_value(); })) {
+        followers.push_back(std::move(follower));
+      }
+    }
+    const bool may_be_cached = facts_.has_fake || isFakeMode();
+    try {
+      const bool reads_values = facts_.has_value && hooks().values.areRead(op_, stack_);
+      if (!may_be_cached || reads_values || !tryCached(key)) {
+        carryOut(decide(), &key);
+      }
+    } catch (...) {
+      for (const auto& follower : followers) {
+        follower->fail();
+      }
+      throw;
+    }
+    for (const auto& follower : followers) {
+      follower->finish(stack_);
+    }
+  }
+
+  // Does not look up the call in the cache, because a lookup changes the cache.
+  FakeDecision predict() {
+    if (const auto outcome = decideEarly()) {
+      return {*outcome};
+    }
+    hooks().values.prepare(op_, stack_, /*is_prediction=*/true);
+    forEachTensor(arguments(), [this](const Tensor& tensor) {
+      facts_.has_fake = facts_.has_fake || isFake(tensor);
+      facts_.has_value = facts_.has_value || (isFake(tensor) && hooks().values.has(tensor));
+    });
+    return decide();
+  }
 
  private:
-  void inspectTensor(const Tensor& tensor);
-
-  // Properties of the call.
-  bool mustPassToPython() const;
-  bool concernsFakes() const;
-  std::optional<DispatchKey> kernelToDecomposeWith() const;
-
-  // Decisions about the call.
-  std::optional<FakeOutcome> decideEarly() const;
-  FakeDecision decide() const;
-  FakeDecision decideHowToFake() const;
-
-  // Functions that carry out the decision.
-  bool tryCached(const CallKey& key);
-  std::shared_ptr<const ResultRecipe> recompute() const;
-  void carryOut(const FakeDecision& decision, const CallKey* key);
-  void runOnRealTensors();
-  void liftConstant();
-  void pinMemory();
-  void decompose();
-  void runOnMetaAndCache(const MetaPlan& plan, const CallKey& key);
-  std::shared_ptr<const KernelScratch> scratchOf(c10::ArrayRef<IValue> results) const;
-  void finish(Results results, bool makes_values);
-  bool makesValues(c10::ArrayRef<IValue> results) const;
-  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const;
-
   c10::ArrayRef<IValue> arguments() const {
     return topOf(stack_, num_arguments_);
+  }
+
+  std::optional<FakeOutcome> decideEarly() const {
+    if (mustPassToPython()) {
+      return FakeOutcome::kPassesOn;
+    }
+    const bool is_recorded = !isRecording() && hooks().recorder.concerns(op_, stack_);
+    return is_recorded ? std::optional{FakeOutcome::kRecords} : std::nullopt;
+  }
+
+  FakeDecision decide() const {
+    if (!concernsFakes()) {
+      return {FakeOutcome::kRunsReal};
+    }
+    if (isLiftFresh(op_)) {
+      return {FakeOutcome::kLifts};
+    }
+    if (isPinMemory(op_)) {
+      return {FakeOutcome::kPins};
+    }
+    try {
+      hooks().layouts.refuse(op_, stack_);
+    } catch (const c10::Error&) {
+      return {FakeOutcome::kRefuses, {}, std::current_exception()};
+    }
+    return decideHowToFake();
+  }
+
+  // The effects of a composite operator are those of the operators that it calls, so those are handled instead.
+  // Composites arrive here undecomposed if autograd is skipped, as in inference mode. Random ones always do.
+  FakeDecision decideHowToFake() const {
+    if (kernelToDecomposeWith()) {
+      return {FakeOutcome::kDecomposes};
+    }
+    const OwnComputation own;
+    for (const CallHandler* handler : hooks().handlers) {
+      if (const auto handled = handler->decide(op_, stack_, facts_)) {
+        const auto outcome = handled->refusal ? FakeOutcome::kRefuses : FakeOutcome::kHandled;
+        return {outcome, {}, handled->refusal, handler, *handled};
+      }
+    }
+    return {FakeOutcome::kRunsOnMeta, planOnMeta(op_, stack_)};
+  }
+
+  void carryOut(const FakeDecision& decision, const CallKey* key) {
+    switch (decision.outcome) {
+      case FakeOutcome::kPassesOn:
+        op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
+        break;
+      case FakeOutcome::kRecords:
+        hooks().recorder.record(op_, keys_, &stack_);
+        break;
+      case FakeOutcome::kRunsReal:
+        runOnRealTensors();
+        break;
+      case FakeOutcome::kLifts:
+        liftConstant();
+        break;
+      case FakeOutcome::kPins:
+        pinMemory();
+        break;
+      case FakeOutcome::kDecomposes:
+        decompose();
+        break;
+      case FakeOutcome::kHandled:
+        decision.handler->run(op_, keys_ & kBelowFake, stack_);
+        break;
+      case FakeOutcome::kRunsOnMeta:
+        runOnMetaAndCache(decision.plan, *key);
+        break;
+      case FakeOutcome::kRefuses:
+        std::rethrow_exception(decision.refusal);
+    }
+  }
+
+  std::optional<DispatchKey> kernelToDecomposeWith() const {
+    if (const auto composite = compositeKernelOf(op_)) {
+      return composite;
+    }
+    for (const DecomposeCall kernel_of : hooks().decompositions) {
+      if (const auto kernel = kernel_of(op_, arguments())) {
+        return kernel;
+      }
+    }
+    return std::nullopt;
+  }
+
+  void inspectTensor(const Tensor& tensor) {
+    if (isFake(tensor)) {
+      facts_.has_fake = true;
+      facts_.has_value = facts_.has_value || hooks().values.has(tensor);
+      return;
+    }
+    facts_.has_checked = facts_.has_checked || hooks().values.mayBeChecked(tensor);
+    if (tensor.key_set().has(DispatchKey::Fake)) {
+      dropStaleKeys(tensor);
+    }
+  }
+
+  // The user's modes and subclasses must receive the operator before it is faked. Before 2.13 their key is below ours.
+  bool mustPassToPython() const {
+    return keys_.has(DispatchKey::Python) && kBelowFake.has(DispatchKey::Python);
+  }
+
+  bool concernsFakes() const {
+    return facts_.has_fake || (isFakeMode() && (isFactory(op_, arguments()) || isAboutNumbers(arguments()) ||
+                                                DeviceRules(op_, stack_).namesFakeDevice()));
+  }
+
+  bool tryCached(const CallKey& key) {
+    const auto recipe = metadataCache().find(key);
+    // While recording, the recorder may run the call for real.
+    if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(tensors_)) {
+      return false;
+    }
+    if (!recipe->refuses() && !recipe->changesArguments() && hooks().hit_checks.areDue()) {
+      hooks().hit_checks.check(op_, *recipe, [&] {
+        try {
+          return recompute();
+        } catch (const UnsupportedOperatorError&) {
+          // While recording, operators without a Meta kernel are run for real instead of on zeros.
+          if (!isRecording()) {
+            throw;
+          }
+          return recipe;
+        }
+      });
+    }
+    Results results = recipe->make(tensors_);
+    countMemory(recipe->scratch(), results);
+    finish(std::move(results), recipe->makesValues());
+    return true;
+  }
+
+  // Describes a cached call again: NOTE [Checking hits]. Not called for recipes that resize.
+  std::shared_ptr<const ResultRecipe> recompute() const {
+    const OwnComputation own;
+    const FakeDecision decision = decide();
+    if (decision.outcome != FakeOutcome::kRunsOnMeta) {
+      return nullptr;
+    }
+    HeldWarnings warnings;
+    const auto recipe = describeOnMeta(op_, stack_, tensors_, decision.plan);
+    if (!recipe->isRepeatable() || recipe->changesArguments()) {
+      warnings.consume();
+      return nullptr;
+    }
+    const Results results = recipe->make(tensors_);
+    recipe->complete(makesValues(results), scratchOf(results));
+    takeUncounted();
+    warnings.consume();
+    return recipe;
+  }
+
+  // Kernels call factories to allocate their results, which must not be fake.
+  void runOnRealTensors() {
+    const c10::impl::ExcludeDispatchKeyGuard guard{kFake};
+    op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
+  }
+
+  void liftConstant() {
+    const Tensor constant = torch::jit::pop(stack_).toTensor();
+    if (isFake(constant)) {
+      torch::jit::push(stack_, constant);
+      return;
+    }
+    Tensor fake = fakeLike(constant);
+    if (isPlain(constant)) {
+      fake.storage().unsafeGetStorageImpl()->set_resizable(constant.storage().resizable());  // not that of an array
+    }
+    if (!isRecording() && isPlain(constant)) {
+      hooks().values.share(fake, constant);
+    }
+    torch::jit::push(stack_, std::move(fake));
+    countMemory(/*scratch=*/nullptr, arguments());
+  }
+
+  // A copy with the same strides.
+  void pinMemory() {
+    at::accelerator::getAccelerator(/*checked=*/true);  // without one, raises the error of pinning real memory
+    const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
+    torch::jit::drop(stack_, num_arguments_);
+    const FakeFactoriesGuard guard;
+    const Tensor pinned = at::empty_strided(self.sizes(), self.strides(), self.options().pinned_memory(true));
+    hooks().values.copy(pinned, self);
+    torch::jit::push(stack_, pinned);
+  }
+
+  void decompose() {
+    if (const auto kernel = kernelToDecomposeWith()) {
+      const ResizableOutputs outputs{op_, stack_};
+      op_.callBoxedForDispatchKey(*kernel, stack_);
+    }
+  }
+
+  void runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
+    const OwnComputation own;
+    HeldWarnings warnings;
+    const auto recipe = describeOnMeta(op_, stack_, tensors_, plan);
+    const auto remember = [&] {
+      // A call that warns is not cached, because it must warn again.
+      const bool can_be_repeated = key.isComplete() && recipe->isRepeatable() && warnings.isEmpty();
+      metadataCache().remember(key, can_be_repeated ? recipe : nullptr);
+    };
+    if (recipe->refuses()) {
+      remember();
+    }
+    Results results = recipe->make(tensors_);
+    const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
+    recipe->complete(makesValues(results), scratchOf(results));
+    countCall(op_, arguments(), recipe->scratch(), results, has_new);
+    remember();
+    finish(std::move(results), recipe->makesValues());
+  }
+
+  std::shared_ptr<const KernelScratch> scratchOf(c10::ArrayRef<IValue> results) const {
+    MemoryCounter* counter = memoryCounter();
+    return counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
+  }
+
+  // NOTE [Counting memory by storage]
+  void countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const {
+    countCall(op_, arguments(), scratch, results, takeUncounted());
+  }
+
+  // Makes values, except for recorded calls, and replaces the arguments by the results.
+  void finish(Results results, bool makes_values) {
+    {
+      const OwnComputation own;
+      hooks().values.follow(op_, arguments(), results, facts_, makes_values && !isRecording() && isFakeMode());
+    }
+    replaceTop(stack_, num_arguments_, std::move(results));
+  }
+
+  bool makesValues(c10::ArrayRef<IValue> results) const {
+    return hooks().values.areMade(op_, arguments(), results, facts_.has_fake);
   }
 
   const OperatorHandle& op_;
@@ -84,290 +339,6 @@ class FakeCall {
   CallTensors tensors_;
   ArgumentFacts facts_;
 };
-
-void FakeCall::run() {
-  if (const auto outcome = decideEarly()) {
-    carryOut({*outcome}, /*key=*/nullptr);
-    return;
-  }
-  hooks().values.prepare(op_, stack_, /*is_prediction=*/false);
-  const CallKey key{op_, stack_};
-  const auto tensors_without_key = key.isComplete() ? DistinctTensors{} : distinctTensors(arguments());
-  tensors_ = key.isComplete() ? key.tensors() : CallTensors{tensors_without_key};
-  for (const Tensor* tensor : tensors_) {
-    inspectTensor(*tensor);
-  }
-  c10::SmallVector<std::unique_ptr<CallFollower>, 2> followers;
-  for (const FollowCall follow : hooks().followers) {
-    if (auto follower = follow(op_, stack_, [this] { return kernelToDecomposeWith().has_value(); })) {
-      followers.push_back(std::move(follower));
-    }
-  }
-  const bool may_be_cached = facts_.has_fake || isFakeMode();
-  try {
-    const bool reads_values = facts_.has_value && hooks().values.areRead(op_, stack_);
-    if (!may_be_cached || reads_values || !tryCached(key)) {
-      carryOut(decide(), &key);
-    }
-  } catch (...) {
-    for (const auto& follower : followers) {
-      follower->fail();
-    }
-    throw;
-  }
-  for (const auto& follower : followers) {
-    follower->finish(stack_);
-  }
-}
-
-// Does not look up the call in the cache, because a lookup changes the cache.
-FakeDecision FakeCall::predict() {
-  if (const auto outcome = decideEarly()) {
-    return {*outcome};
-  }
-  hooks().values.prepare(op_, stack_, /*is_prediction=*/true);
-  forEachTensor(arguments(), [this](const Tensor& tensor) {
-    facts_.has_fake = facts_.has_fake || isFake(tensor);
-    facts_.has_value = facts_.has_value || (isFake(tensor) && hooks().values.has(tensor));
-  });
-  return decide();
-}
-
-std::optional<FakeOutcome> FakeCall::decideEarly() const {
-  if (mustPassToPython()) {
-    return FakeOutcome::kPassesOn;
-  }
-  const bool is_recorded = !isRecording() && hooks().recorder.concerns(op_, stack_);
-  return is_recorded ? std::optional{FakeOutcome::kRecords} : std::nullopt;
-}
-
-FakeDecision FakeCall::decide() const {
-  if (!concernsFakes()) {
-    return {FakeOutcome::kRunsReal};
-  }
-  if (isLiftFresh(op_)) {
-    return {FakeOutcome::kLifts};
-  }
-  if (isPinMemory(op_)) {
-    return {FakeOutcome::kPins};
-  }
-  try {
-    hooks().layouts.refuse(op_, stack_);
-  } catch (const c10::Error&) {
-    return {FakeOutcome::kRefuses, {}, std::current_exception()};
-  }
-  return decideHowToFake();
-}
-
-// The effects of a composite operator are those of the operators that it calls, so those are handled instead.
-// Composites arrive here undecomposed if autograd is skipped, as in inference mode. Random ones always do.
-FakeDecision FakeCall::decideHowToFake() const {
-  if (kernelToDecomposeWith()) {
-    return {FakeOutcome::kDecomposes};
-  }
-  const OwnComputation own;
-  for (const CallHandler* handler : hooks().handlers) {
-    if (const auto handled = handler->decide(op_, stack_, facts_)) {
-      const auto outcome = handled->refusal ? FakeOutcome::kRefuses : FakeOutcome::kHandled;
-      return {outcome, {}, handled->refusal, handler, *handled};
-    }
-  }
-  return {FakeOutcome::kRunsOnMeta, planOnMeta(op_, stack_)};
-}
-
-void FakeCall::carryOut(const FakeDecision& decision, const CallKey* key) {
-  switch (decision.outcome) {
-    case FakeOutcome::kPassesOn:
-      op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
-      break;
-    case FakeOutcome::kRecords:
-      hooks().recorder.record(op_, keys_, &stack_);
-      break;
-    case FakeOutcome::kRunsReal:
-      runOnRealTensors();
-      break;
-    case FakeOutcome::kLifts:
-      liftConstant();
-      break;
-    case FakeOutcome::kPins:
-      pinMemory();
-      break;
-    case FakeOutcome::kDecomposes:
-      decompose();
-      break;
-    case FakeOutcome::kHandled:
-      decision.handler->run(op_, keys_ & kBelowFake, stack_);
-      break;
-    case FakeOutcome::kRunsOnMeta:
-      runOnMetaAndCache(decision.plan, *key);
-      break;
-    case FakeOutcome::kRefuses:
-      std::rethrow_exception(decision.refusal);
-  }
-}
-
-std::optional<DispatchKey> FakeCall::kernelToDecomposeWith() const {
-  if (const auto composite = compositeKernelOf(op_)) {
-    return composite;
-  }
-  for (const DecomposeCall kernel_of : hooks().decompositions) {
-    if (const auto kernel = kernel_of(op_, arguments())) {
-      return kernel;
-    }
-  }
-  return std::nullopt;
-}
-
-void FakeCall::inspectTensor(const Tensor& tensor) {
-  if (isFake(tensor)) {
-    facts_.has_fake = true;
-    facts_.has_value = facts_.has_value || hooks().values.has(tensor);
-    return;
-  }
-  facts_.has_checked = facts_.has_checked || hooks().values.mayBeChecked(tensor);
-  if (tensor.key_set().has(DispatchKey::Fake)) {
-    dropStaleKeys(tensor);
-  }
-}
-
-// The user's modes and subclasses must receive the operator before it is faked. Before 2.13 their key is below ours.
-bool FakeCall::mustPassToPython() const {
-  return keys_.has(DispatchKey::Python) && kBelowFake.has(DispatchKey::Python);
-}
-
-bool FakeCall::concernsFakes() const {
-  return facts_.has_fake || (isFakeMode() && (isFactory(op_, arguments()) || isAboutNumbers(arguments()) ||
-                                              DeviceRules(op_, stack_).namesFakeDevice()));
-}
-
-bool FakeCall::tryCached(const CallKey& key) {
-  const auto recipe = metadataCache().find(key);
-  // While recording, the recorder may run the call for real.
-  if (recipe == nullptr || (recipe->refuses() && isRecording()) || !recipe->canBeMade(tensors_)) {
-    return false;
-  }
-  if (!recipe->refuses() && !recipe->changesArguments() && hooks().hit_checks.areDue()) {
-    hooks().hit_checks.check(op_, *recipe, [&] {
-      try {
-        return recompute();
-      } catch (const UnsupportedOperatorError&) {
-        // While recording, operators without a Meta kernel are run for real instead of on zeros.
-        if (!isRecording()) {
-          throw;
-        }
-        return recipe;
-      }
-    });
-  }
-  Results results = recipe->make(tensors_);
-  countMemory(recipe->scratch(), results);
-  finish(std::move(results), recipe->makesValues());
-  return true;
-}
-
-// Describes a cached call again: NOTE [Checking hits]. Not called for recipes that resize.
-std::shared_ptr<const ResultRecipe> FakeCall::recompute() const {
-  const OwnComputation own;
-  const FakeDecision decision = decide();
-  if (decision.outcome != FakeOutcome::kRunsOnMeta) {
-    return nullptr;
-  }
-  HeldWarnings warnings;
-  const auto recipe = describeOnMeta(op_, stack_, tensors_, decision.plan);
-  if (!recipe->isRepeatable() || recipe->changesArguments()) {
-    warnings.consume();
-    return nullptr;
-  }
-  const Results results = recipe->make(tensors_);
-  recipe->complete(makesValues(results), scratchOf(results));
-  takeUncounted();
-  warnings.consume();
-  return recipe;
-}
-
-// Kernels call factories to allocate their results, which must not be fake.
-void FakeCall::runOnRealTensors() {
-  const c10::impl::ExcludeDispatchKeyGuard guard{kFake};
-  op_.redispatchBoxed(keys_ & kBelowFake, &stack_);
-}
-
-void FakeCall::liftConstant() {
-  const Tensor constant = torch::jit::pop(stack_).toTensor();
-  if (isFake(constant)) {
-    torch::jit::push(stack_, constant);
-    return;
-  }
-  Tensor fake = fakeLike(constant);
-  if (isPlain(constant)) {
-    fake.storage().unsafeGetStorageImpl()->set_resizable(constant.storage().resizable());  // not that of an array
-  }
-  if (!isRecording() && isPlain(constant)) {
-    hooks().values.share(fake, constant);
-  }
-  torch::jit::push(stack_, std::move(fake));
-  countMemory(/*scratch=*/nullptr, arguments());
-}
-
-// A copy with the same strides.
-void FakeCall::pinMemory() {
-  at::accelerator::getAccelerator(/*checked=*/true);  // without one, raises the error of pinning real memory
-  const Tensor self = torch::jit::peek(stack_, 0, num_arguments_).toTensor();
-  torch::jit::drop(stack_, num_arguments_);
-  const FakeFactoriesGuard guard;
-  const Tensor pinned = at::empty_strided(self.sizes(), self.strides(), self.options().pinned_memory(true));
-  hooks().values.copy(pinned, self);
-  torch::jit::push(stack_, pinned);
-}
-
-void FakeCall::decompose() {
-  if (const auto kernel = kernelToDecomposeWith()) {
-    const ResizableOutputs outputs{op_, stack_};
-    op_.callBoxedForDispatchKey(*kernel, stack_);
-  }
-}
-
-void FakeCall::runOnMetaAndCache(const MetaPlan& plan, const CallKey& key) {
-  const OwnComputation own;
-  HeldWarnings warnings;
-  const auto recipe = describeOnMeta(op_, stack_, tensors_, plan);
-  const auto remember = [&] {
-    // A call that warns is not cached, because it must warn again.
-    const bool can_be_repeated = key.isComplete() && recipe->isRepeatable() && warnings.isEmpty();
-    metadataCache().remember(key, can_be_repeated ? recipe : nullptr);
-  };
-  if (recipe->refuses()) {
-    remember();
-  }
-  Results results = recipe->make(tensors_);
-  const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
-  recipe->complete(makesValues(results), scratchOf(results));
-  countCall(op_, arguments(), recipe->scratch(), results, has_new);
-  remember();
-  finish(std::move(results), recipe->makesValues());
-}
-
-std::shared_ptr<const KernelScratch> FakeCall::scratchOf(c10::ArrayRef<IValue> results) const {
-  MemoryCounter* counter = memoryCounter();
-  return counter == nullptr ? nullptr : counter->scratchOf(op_, arguments(), results);
-}
-
-// NOTE [Counting memory by storage]
-void FakeCall::countMemory(const KernelScratch* scratch, c10::ArrayRef<IValue> results) const {
-  countCall(op_, arguments(), scratch, results, takeUncounted());
-}
-
-// Makes values, except for recorded calls, and replaces the arguments by the results.
-void FakeCall::finish(Results results, bool makes_values) {
-  {
-    const OwnComputation own;
-    hooks().values.follow(op_, arguments(), results, facts_, makes_values && !isRecording() && isFakeMode());
-  }
-  replaceTop(stack_, num_arguments_, std::move(results));
-}
-
-bool FakeCall::makesValues(c10::ArrayRef<IValue> results) const {
-  return hooks().values.areMade(op_, arguments(), results, facts_.has_fake);
-}
 
 }  // namespace
 

@@ -244,58 +244,53 @@ bool hasMemory(const Storage& storage) {
 // The inference tensors among the given tensors and the members of sparse ones, grouped by storage.
 class InferenceTensors {
  public:
-  void add(const Tensor& tensor);
-  void makeNormal();
+  void add(const Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_inference() || !seen_.insert(tensor.unsafeGetTensorImpl()).second) {
+      return;
+    }
+    if (hooks().layouts.isSparse(tensor)) {
+      for (const Tensor& member : hooks().layouts.membersOf(tensor)) {
+        add(member);
+      }
+      without_storage_.push_back(tensor);
+      return;
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(),
+                                "to_normal() takes strided and sparse tensors, but one has the "
+                                "layout ",
+                                tensor.layout(),
+                                ". Make a normal tensor of it with `clone()` outside "
+                                "inference mode.");
+    by_storage_[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
+  }
+
+  void makeNormal() {
+    for (const Tensor& tensor : without_storage_) {
+      giveAutograd(*tensor.unsafeGetTensorImpl(), c10::VariableVersion{0});
+    }
+    for (const auto& [impl, tensors] : by_storage_) {
+      becomeNormalTogether(tensors.front().storage(), tensors);
+    }
+  }
 
  private:
-  void becomeNormalTogether(const Storage& storage, const std::vector<Tensor>& tensors) const;
+  void becomeNormalTogether(const Storage& storage, const std::vector<Tensor>& tensors) const {
+    const bool is_theirs_alone = storage.use_count() <= tensors.size();
+    const Storage own = is_theirs_alone || !hasMemory(storage) ? storage : asBytes(storage).clone().storage();
+    const c10::VariableVersion version{0};
+    for (const Tensor& tensor : tensors) {
+      TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+      if (!isSameStorage(own, impl.storage())) {
+        FakeTensorImpl::moveTo(impl, own);
+      }
+      giveAutograd(impl, version);
+    }
+  }
 
   std::unordered_set<const TensorImpl*> seen_;
   std::vector<Tensor> without_storage_;
   std::unordered_map<const c10::StorageImpl*, std::vector<Tensor>> by_storage_;
 };
-
-void InferenceTensors::add(const Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_inference() || !seen_.insert(tensor.unsafeGetTensorImpl()).second) {
-    return;
-  }
-  if (hooks().layouts.isSparse(tensor)) {
-    for (const Tensor& member : hooks().layouts.membersOf(tensor)) {
-      add(member);
-    }
-    without_storage_.push_back(tensor);
-    return;
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(),
-                              "to_normal() takes strided and sparse tensors, but one has the "
-                              "layout ",
-                              tensor.layout(),
-                              ". Make a normal tensor of it with `clone()` outside "
-                              "inference mode.");
-  by_storage_[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
-}
-
-void InferenceTensors::makeNormal() {
-  for (const Tensor& tensor : without_storage_) {
-    giveAutograd(*tensor.unsafeGetTensorImpl(), c10::VariableVersion{0});
-  }
-  for (const auto& [impl, tensors] : by_storage_) {
-    becomeNormalTogether(tensors.front().storage(), tensors);
-  }
-}
-
-void InferenceTensors::becomeNormalTogether(const Storage& storage, const std::vector<Tensor>& tensors) const {
-  const bool is_theirs_alone = storage.use_count() <= tensors.size();
-  const Storage own = is_theirs_alone || !hasMemory(storage) ? storage : asBytes(storage).clone().storage();
-  const c10::VariableVersion version{0};
-  for (const Tensor& tensor : tensors) {
-    TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    if (!isSameStorage(own, impl.storage())) {
-      FakeTensorImpl::moveTo(impl, own);
-    }
-    giveAutograd(impl, version);
-  }
-}
 
 }  // namespace
 

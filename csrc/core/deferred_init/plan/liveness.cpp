@@ -102,7 +102,29 @@ class LivenessPass {
  public:
   explicit LivenessPass(bool uses_computed) : uses_computed_{uses_computed} {}
 
-  LiveGraph run(const std::vector<StorageValuePtr>& wanted);
+  LiveGraph run(const std::vector<StorageValuePtr>& wanted) {
+    for (const StorageValuePtr& value : wanted) {
+      demand(*value, wholeOf(*value));
+    }
+    while (!open_.empty()) {
+      const DemandedOperator demanded = std::move(std::prev(open_.end())->second);
+      open_.erase(std::prev(open_.end()));
+      const std::vector<Footprint> footprints = footprintsOf(*demanded.node);
+      if (!forwardsDemand(demanded, footprints)) {
+        addOperator(demanded, footprints);
+      }
+    }
+    std::reverse(graph_.operators.begin(), graph_.operators.end());
+    for (LiveOperator& live : graph_.operators) {
+      for (LiveValue& argument : live.arguments) {
+        argument = resolved(argument.value);
+      }
+    }
+    for (const StorageValuePtr& value : wanted) {
+      graph_.wanted.push_back(resolved(value.get()));
+    }
+    return std::move(graph_);
+  }
 
  private:
   // A value that an operator wrote, if it is read, and its live bytes.
@@ -117,14 +139,134 @@ class LivenessPass {
     std::vector<Output> outputs;
   };
 
-  void demand(const StorageValue& value, const ByteSet& bytes);
-  static bool isWhole(const Output& output);
-  bool forwardsDemand(const DemandedOperator& demanded, const std::vector<Footprint>& footprints);
-  void addOperator(const DemandedOperator& demanded, const std::vector<Footprint>& footprints);
   bool isComputed(const StorageValue& value) const {
     return uses_computed_ && value.computed() != nullptr;
   }
-  LiveValue resolved(const StorageValue* value);
+
+  // If many operators each cut bytes out of a set, it has many runs, and every earlier operator processes them all.
+  // Above a limit of work, all bytes are demanded: running a dead operator is harmless.
+  void demand(const StorageValue& value, const ByteSet& bytes) {
+    constexpr std::size_t kMaxWork = 20'000'000;
+    constexpr std::size_t kFewRuns = 64;
+    const OpNode* node = value.writer().get();
+    if (node == nullptr || isComputed(value)) {
+      return;
+    }
+    DemandedOperator& demanded = open_[node->number()];
+    demanded.node = node;
+    demanded.outputs.resize(node->written().size());
+    Output& output = demanded.outputs[value.output()];
+    output.value = &value;
+    output.bytes.add(bytes);
+    work_ += output.bytes.countRuns();
+    if (work_ > kMaxWork && output.bytes.countRuns() > kFewRuns) {
+      output.bytes = wholeOf(value);
+    }
+  }
+
+  static bool isWhole(const Output& output) {
+    if (output.value == nullptr) {
+      return false;
+    }
+    ByteSet dead = wholeOf(*output.value);
+    dead.remove(output.bytes);
+    return dead.isEmpty();
+  }
+
+  // Returns true if none of the bytes that the operator itself wrote are alive. Then forwards the demand to the value
+  // before.
+  bool forwardsDemand(const DemandedOperator& demanded, const std::vector<Footprint>& footprints) {
+    const OpNode& node = *demanded.node;
+    const auto isUntouched = [&](const Output& output, const StorageValue& before) {
+      for (const auto i : c10::irange(node.tensors().size())) {
+        const StorageValue* value = node.tensors()[i].value.get();
+        if (value != nullptr && isSameValue(*value, before) && output.bytes.overlaps(footprints[i].writes)) {
+          return false;
+        }
+      }
+      return true;
+    };
+    for (const auto i : c10::irange(node.written().size())) {
+      const Output& output = demanded.outputs[i];
+      if (output.value == nullptr) {
+        continue;
+      }
+      if (!node.written()[i].is_argument) {
+        return false;
+      }
+      const StorageValue& before = *node.tensors()[node.written()[i].position].value;
+      // Before a resize, the value has another size.
+      if (before.nbytes() != output.value->nbytes() || !isUntouched(output, before)) {
+        return false;
+      }
+    }
+    for (const auto i : c10::irange(node.written().size())) {
+      if (demanded.outputs[i].value != nullptr) {
+        const StorageValue& before = *node.tensors()[node.written()[i].position].value;
+        earlier_[{&node, i}] = &before;
+        demand(before, demanded.outputs[i].bytes);
+      }
+    }
+    return true;
+  }
+
+  void addOperator(const DemandedOperator& demanded, const std::vector<Footprint>& footprints) {
+    const OpNode& node = *demanded.node;
+    struct Bytes {
+      ByteSet read;
+      ByteSet overwritten;
+    };
+    std::unordered_map<Key, Bytes, c10::hash<Key>> values;
+    for (const auto i : c10::irange(node.tensors().size())) {
+      if (const StorageValue* value = node.tensors()[i].value.get()) {
+        Bytes& bytes = values[keyOf(*value)];
+        bytes.read.add(footprints[i].reads);
+        bytes.overwritten.add(footprints[i].overwrites);
+      }
+    }
+    for (const auto i : c10::irange(node.written().size())) {
+      const WrittenStorage& written = node.written()[i];
+      if (written.is_argument) {
+        const StorageValue& before = *node.tensors()[written.position].value;
+        Bytes& bytes = values[keyOf(before)];
+        ByteSet passed_on = written.was_resized ? wholeOf(before) : demanded.outputs[i].bytes;
+        passed_on.remove(bytes.overwritten);
+        bytes.read.add(passed_on);
+      }
+    }
+    LiveOperator live{&node, 0, {}, {}};
+    for (const Output& output : demanded.outputs) {
+      live.is_whole.push_back(isWhole(output));
+    }
+    for (const TensorArgument& argument : node.tensors()) {
+      live.arguments.emplace_back();
+      if (argument.value == nullptr) {
+        continue;
+      }
+      const StorageValue& value = *argument.value;
+      const ByteSet& read = values[keyOf(value)].read;
+      if (!read.isEmpty()) {
+        live.arguments.back().value = &value;
+        demand(value, read);
+      }
+    }
+    graph_.operators.push_back(std::move(live));
+  }
+
+  LiveValue resolved(const StorageValue* value) {
+    while (value != nullptr && !isComputed(*value)) {
+      const auto found = earlier_.find(keyOf(*value));
+      if (found == earlier_.end()) {
+        return {value};
+      }
+      value = found->second;
+    }
+    if (value == nullptr) {
+      return {};
+    }
+    graph_.computed.push_back(value->computed());
+    return {graph_.computed.back().get()};
+  }
 
   const bool uses_computed_;
   std::map<std::uint64_t, DemandedOperator> open_;
@@ -134,155 +276,6 @@ class LivenessPass {
   // The number of byte runs processed so far.
   std::size_t work_ = 0;
 };
-
-LiveGraph LivenessPass::run(const std::vector<StorageValuePtr>& wanted) {
-  for (const StorageValuePtr& value : wanted) {
-    demand(*value, wholeOf(*value));
-  }
-  while (!open_.empty()) {
-    const DemandedOperator demanded = std::move(std::prev(open_.end())->second);
-    open_.erase(std::prev(open_.end()));
-    const std::vector<Footprint> footprints = footprintsOf(*demanded.node);
-    if (!forwardsDemand(demanded, footprints)) {
-      addOperator(demanded, footprints);
-    }
-  }
-  std::reverse(graph_.operators.begin(), graph_.operators.end());
-  for (LiveOperator& live : graph_.operators) {
-    for (LiveValue& argument : live.arguments) {
-      argument = resolved(argument.value);
-    }
-  }
-  for (const StorageValuePtr& value : wanted) {
-    graph_.wanted.push_back(resolved(value.get()));
-  }
-  return std::move(graph_);
-}
-
-// If many operators each cut bytes out of a set, it has many runs, and every earlier operator processes them all. Above
-// a limit of work, all bytes are demanded: running a dead operator is harmless.
-void LivenessPass::demand(const StorageValue& value, const ByteSet& bytes) {
-  constexpr std::size_t kMaxWork = 20'000'000;
-  constexpr std::size_t kFewRuns = 64;
-  const OpNode* node = value.writer().get();
-  if (node == nullptr || isComputed(value)) {
-    return;
-  }
-  DemandedOperator& demanded = open_[node->number()];
-  demanded.node = node;
-  demanded.outputs.resize(node->written().size());
-  Output& output = demanded.outputs[value.output()];
-  output.value = &value;
-  output.bytes.add(bytes);
-  work_ += output.bytes.countRuns();
-  if (work_ > kMaxWork && output.bytes.countRuns() > kFewRuns) {
-    output.bytes = wholeOf(value);
-  }
-}
-
-bool LivenessPass::isWhole(const Output& output) {
-  if (output.value == nullptr) {
-    return false;
-  }
-  ByteSet dead = wholeOf(*output.value);
-  dead.remove(output.bytes);
-  return dead.isEmpty();
-}
-
-// Returns true if none of the bytes that the operator itself wrote are alive. Then forwards the demand to the value
-// before.
-bool LivenessPass::forwardsDemand(const DemandedOperator& demanded, const std::vector<Footprint>& footprints) {
-  const OpNode& node = *demanded.node;
-  const auto isUntouched = [&](const Output& output, const StorageValue& before) {
-    for (const auto i : c10::irange(node.tensors().size())) {
-      const StorageValue* value = node.tensors()[i].value.get();
-      if (value != nullptr && isSameValue(*value, before) && output.bytes.overlaps(footprints[i].writes)) {
-        return false;
-      }
-    }
-    return true;
-  };
-  for (const auto i : c10::irange(node.written().size())) {
-    const Output& output = demanded.outputs[i];
-    if (output.value == nullptr) {
-      continue;
-    }
-    if (!node.written()[i].is_argument) {
-      return false;
-    }
-    const StorageValue& before = *node.tensors()[node.written()[i].position].value;
-    // Before a resize, the value has another size.
-    if (before.nbytes() != output.value->nbytes() || !isUntouched(output, before)) {
-      return false;
-    }
-  }
-  for (const auto i : c10::irange(node.written().size())) {
-    if (demanded.outputs[i].value != nullptr) {
-      const StorageValue& before = *node.tensors()[node.written()[i].position].value;
-      earlier_[{&node, i}] = &before;
-      demand(before, demanded.outputs[i].bytes);
-    }
-  }
-  return true;
-}
-
-void LivenessPass::addOperator(const DemandedOperator& demanded, const std::vector<Footprint>& footprints) {
-  const OpNode& node = *demanded.node;
-  struct Bytes {
-    ByteSet read;
-    ByteSet overwritten;
-  };
-  std::unordered_map<Key, Bytes, c10::hash<Key>> values;
-  for (const auto i : c10::irange(node.tensors().size())) {
-    if (const StorageValue* value = node.tensors()[i].value.get()) {
-      Bytes& bytes = values[keyOf(*value)];
-      bytes.read.add(footprints[i].reads);
-      bytes.overwritten.add(footprints[i].overwrites);
-    }
-  }
-  for (const auto i : c10::irange(node.written().size())) {
-    const WrittenStorage& written = node.written()[i];
-    if (written.is_argument) {
-      const StorageValue& before = *node.tensors()[written.position].value;
-      Bytes& bytes = values[keyOf(before)];
-      ByteSet passed_on = written.was_resized ? wholeOf(before) : demanded.outputs[i].bytes;
-      passed_on.remove(bytes.overwritten);
-      bytes.read.add(passed_on);
-    }
-  }
-  LiveOperator live{&node, 0, {}, {}};
-  for (const Output& output : demanded.outputs) {
-    live.is_whole.push_back(isWhole(output));
-  }
-  for (const TensorArgument& argument : node.tensors()) {
-    live.arguments.emplace_back();
-    if (argument.value == nullptr) {
-      continue;
-    }
-    const StorageValue& value = *argument.value;
-    const ByteSet& read = values[keyOf(value)].read;
-    if (!read.isEmpty()) {
-      live.arguments.back().value = &value;
-      demand(value, read);
-    }
-  }
-  graph_.operators.push_back(std::move(live));
-}
-
-LiveValue LivenessPass::resolved(const StorageValue* value) {
-  while (value != nullptr && !isComputed(*value)) {
-    const auto found = earlier_.find(keyOf(*value));
-    if (found == earlier_.end()) {
-      return {value};
-    }
-    value = found->second;
-  }
-  if (value == nullptr) {
-    return {};
-  }
-  graph_.computed.push_back(value->computed());
-  return {graph_.computed.back().get()};
-}
 
 // Sets the place of each operator and the writer of each value.
 void number(LiveGraph& graph) {

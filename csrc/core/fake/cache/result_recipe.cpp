@@ -45,59 +45,55 @@ class RecipeMaker {
 
   using TensorRecipe = ResultRecipe::TensorRecipe;
 
-  IValue make(const ResultRecipe::ValueRecipe& recipe) const;
-  Tensor makeTensor(const TensorRecipe& recipe) const;
-  void change(const ResultRecipe::Changed& changed) const;
+  IValue make(const ResultRecipe::ValueRecipe& recipe) const {
+    if (recipe.is_list) {
+      c10::List<Tensor> tensors;
+      tensors.reserve(recipe.tensors.size());
+      for (const TensorRecipe& tensor : recipe.tensors) {
+        tensors.push_back(makeTensor(tensor));
+      }
+      return tensors;
+    }
+    if (!recipe.other.isNone()) {
+      auto next = recipe.tensors.begin();
+      return mapTensors(recipe.other, [&](const Tensor& /*substitute*/) { return makeTensor(*next++); });
+    }
+    return recipe.tensors.empty() ? IValue{} : IValue{makeTensor(recipe.tensors.front())};
+  }
+
+  Tensor makeTensor(const TensorRecipe& recipe) const {
+    switch (recipe.source) {
+      case TensorRecipe::Source::kUndefined:
+        return {};
+      case TensorRecipe::Source::kArgument:
+        return *arguments_[recipe.number];
+      case TensorRecipe::Source::kViewOfArgument:
+        return makeFakeView(*arguments_[recipe.number], *recipe.form);
+      case TensorRecipe::Source::kOnArgument:
+        return makeFakeTensor(Storage{arguments_[recipe.number]->storage()}, *recipe.form);
+      case TensorRecipe::Source::kNewStorage:
+        return makeFakeTensor(storages_[recipe.number], *recipe.form);
+    }
+    return {};
+  }
+
+  // An argument that is moved to a real storage becomes real, and that storage keeps its size.
+  void change(const ResultRecipe::Changed& changed) const {
+    c10::TensorImpl& impl = *arguments_[changed.number]->unsafeGetTensorImpl();
+    if (changed.moved_to) {
+      FakeTensorImpl::moveTo(impl, storages_[*changed.moved_to]);
+    }
+    if (isFakeStorage(impl.storage())) {
+      FakeTensorImpl::resizeLike(impl, *changed.form, changed.nbytes);
+    } else {
+      FakeTensorImpl::copyGeometry(impl, *changed.form);
+    }
+  }
 
  private:
   const CallTensors arguments_;
   c10::SmallVector<Storage, 4> storages_;
 };
-
-IValue RecipeMaker::make(const ResultRecipe::ValueRecipe& recipe) const {
-  if (recipe.is_list) {
-    c10::List<Tensor> tensors;
-    tensors.reserve(recipe.tensors.size());
-    for (const TensorRecipe& tensor : recipe.tensors) {
-      tensors.push_back(makeTensor(tensor));
-    }
-    return tensors;
-  }
-  if (!recipe.other.isNone()) {
-    auto next = recipe.tensors.begin();
-    return mapTensors(recipe.other, [&](const Tensor& /*substitute*/) { return makeTensor(*next++); });
-  }
-  return recipe.tensors.empty() ? IValue{} : IValue{makeTensor(recipe.tensors.front())};
-}
-
-Tensor RecipeMaker::makeTensor(const TensorRecipe& recipe) const {
-  switch (recipe.source) {
-    case TensorRecipe::Source::kUndefined:
-      return {};
-    case TensorRecipe::Source::kArgument:
-      return *arguments_[recipe.number];
-    case TensorRecipe::Source::kViewOfArgument:
-      return makeFakeView(*arguments_[recipe.number], *recipe.form);
-    case TensorRecipe::Source::kOnArgument:
-      return makeFakeTensor(Storage{arguments_[recipe.number]->storage()}, *recipe.form);
-    case TensorRecipe::Source::kNewStorage:
-      return makeFakeTensor(storages_[recipe.number], *recipe.form);
-  }
-  return {};
-}
-
-// An argument that is moved to a real storage becomes real, and that storage keeps its size.
-void RecipeMaker::change(const ResultRecipe::Changed& changed) const {
-  c10::TensorImpl& impl = *arguments_[changed.number]->unsafeGetTensorImpl();
-  if (changed.moved_to) {
-    FakeTensorImpl::moveTo(impl, storages_[*changed.moved_to]);
-  }
-  if (isFakeStorage(impl.storage())) {
-    FakeTensorImpl::resizeLike(impl, *changed.form, changed.nbytes);
-  } else {
-    FakeTensorImpl::copyGeometry(impl, *changed.form);
-  }
-}
 
 ResultRecipe::ResultRecipe(const c10::OperatorHandle& op) : is_repeatable_{hasPureKernels(op)} {
   if (is_repeatable_) {

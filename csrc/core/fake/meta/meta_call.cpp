@@ -108,42 +108,255 @@ class MetaCall {
         stack_(arguments().vec()),
         shadows_{runsOnFakes() ? Shadows::Kind::kFake : Shadows::Kind::kMeta} {}
 
-  std::shared_ptr<ResultRecipe> describe();
-
   // After `describe()` has raised an error: the error, if it is that of real tensors, or null.
   const std::exception_ptr& refusal() const noexcept {
     return refusal_;
   }
 
+  std::shared_ptr<ResultRecipe> describe() {
+    if (!plan_.refusal) {
+      for (const auto source : {&MetaCall::describeByTrial, &MetaCall::describeByKernel, &MetaCall::describeOnZeros}) {
+        if (auto recipe = (this->*source)()) {
+          return recipe;
+        }
+      }
+    }
+    refuse();
+  }
+
  private:
-  // The sources, which return null if they have no recipe of the call. `describe()` calls them in this order,
-  // because each uses the results of the previous ones.
-  std::shared_ptr<ResultRecipe> describeByTrial();
-  std::shared_ptr<ResultRecipe> describeByKernel();
-  std::shared_ptr<ResultRecipe> describeOnZeros();
-  [[noreturn]] void refuse();
-
-  template <typename Check>
-  auto recordRefusalOf(const Check& check);
-  RealResults tryOut(TrialReason reason, Arguments meta_results = {});
-  bool isTriedOutFirst() const;
-  void convertArguments();
-  IValue toShadow(const IValue& value, const c10::Argument& argument);
-  bool callKernel();
-  void compareWithTrial();
-  void correctMetaResults();
-  void refuseDtypes(c10::ArrayRef<IValue> results);
-  bool needsSizes();
-  void describeWritten(RecipeBuilder& recipe);
-  void separateOutputs();
-  std::shared_ptr<ResultRecipe> describeResults(RecipeBuilder&& recipe);
-
   c10::ArrayRef<IValue> arguments() const {
     return argumentsOf(op_, called_);
   }
 
   bool runsOnFakes() const {
     return plan_.kernel == MetadataKernel::kFake;
+  }
+
+  template <typename Check>
+  auto recordRefusalOf(const Check& check) {
+    try {
+      return check();
+    } catch (const c10::Error&) {
+      refusal_ = std::current_exception();
+      throw;
+    }
+  }
+
+  RealResults tryOut(TrialReason reason, Arguments meta_results = {}) {
+    return recordRefusalOf([&] { return hooks().trials.tryOut(reason, op_, arguments(), meta_results); });
+  }
+
+  bool isTriedOutFirst() const {
+    return plan_.kernel == MetadataKernel::kMeta && plan_.device.is_cpu() && declaresNoSharing(op_) &&
+           !needsValues(op_, called_) && hasOnlyPythonMetaKernel(op_);
+  }
+
+  std::shared_ptr<ResultRecipe> describeResults(RecipeBuilder&& recipe) {
+    return std::move(recipe).build(stack_, plan_.device, makesPinned(op_, arguments()));
+  }
+
+  // The sources, which return null if they have no recipe of the call. `describe()` calls them in this order,
+  // because each uses the results of the previous ones.
+  std::shared_ptr<ResultRecipe> describeByTrial() {
+    if (!isTriedOutFirst()) {
+      return nullptr;
+    }
+    real_ = tryOut(TrialReason::kInsteadOfPython);
+    if (!real_.are_new) {
+      return nullptr;
+    }
+    passOn(real_.warnings);
+    stack_ = real_.values;
+    return describeResults(RecipeBuilder{op_, tensors_, shadows_.pairs()});
+  }
+
+  std::shared_ptr<ResultRecipe> describeByKernel() {
+    convertArguments();
+    if (!callKernel()) {
+      return nullptr;
+    }
+    compareWithTrial();
+    refuseDtypes(stack_);
+    // Meta kernels omit some warnings and word others differently.
+    const bool is_real = plan_.device.is_cpu() && real_.has_sizes && !real_.values.empty();
+    passOn(is_real ? real_.warnings : warnings_);
+    correctMetaResults();
+    RecipeBuilder recipe{op_, tensors_, shadows_.pairs()};
+    describeWritten(recipe);
+    separateOutputs();
+    return describeResults(std::move(recipe));
+  }
+
+  // NOTE [Running the CPU kernel]. Has no recipe while recording: the recorder runs such a call for real.
+  std::shared_ptr<ResultRecipe> describeOnZeros() {
+    if (no_kernel_) {
+      refuseDtypes({});
+    } else if (tryOut(TrialReason::kMetaKernelRefuses).values.empty() || !plan_.device.is_cpu()) {
+      return nullptr;
+    }
+    return isRecording() ? nullptr : hooks().trials.describeOnZeros(op_, called_, plan_.device);
+  }
+
+  // NOTE [Dtypes that CUDA kernels refuse]
+  void refuseDtypes(c10::ArrayRef<IValue> results) {
+    recordRefusalOf([&] { hooks().kernels.refuseDtypes(op_, arguments(), results, plan_.device); });
+  }
+
+  // Returns true if the operator resizes an argument, and neither the Meta kernel nor a smaller trial reveals its
+  // shape.
+  bool needsSizes() {
+    const std::size_t first = op_.schema().returns().size();
+    bool needs = false;
+    for (const auto i : c10::irange(written_.size())) {
+      needs = needs || (!real_.has_sizes && first + i < real_.values.size() && real_.values[first + i].isTensor() &&
+                        shadows_.of(written_[i]).sizes() == written_[i].sizes());
+    }
+    return needs;
+  }
+
+  // The rules of `DeviceKernels::correct()` override the results of a smaller trial, and the results of a trial at the
+  // call's own size override those rules. `complete()` agrees with such a trial.
+  void correctMetaResults() {
+    const NoTorchFunction no_torch_function;
+    const HiddenCalls guard;
+    const KernelTrials& trials = hooks().trials;
+    const DeviceKernels& kernels = hooks().kernels;
+    if (plan_.device.is_cpu() && !real_.has_sizes) {
+      trials.correct(real_, op_, stack_);
+    } else if (plan_.device.is_cuda() && kernels.hasLayoutOfCpu(op_)) {
+      trials.correctStrides(real_, op_, stack_);
+    }
+    kernels.correct(op_, arguments(), plan_.device, stack_);
+    if (plan_.device.is_cpu() && real_.has_sizes) {
+      trials.correct(real_, op_, stack_);
+    }
+    kernels.complete(op_, arguments(), plan_.device, stack_);
+  }
+
+  [[noreturn]] void refuse() {
+    if (plan_.refusal) {
+      tryOut(lacksValues(op_, called_) ? TrialReason::kNeedsValues : TrialReason::kMetaKernelRefuses);
+      std::rethrow_exception(plan_.refusal);
+    }
+    if (no_kernel_) {
+      tryOut(TrialReason::kMetaKernelRefuses);
+      TORCHEXT_THROW(UnsupportedOperatorError,
+                     c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", *no_kernel_));
+    }
+    if (canRunForReal()) {
+      // The Meta kernel refuses the call, but real tensors may not.
+      TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
+    }
+    std::rethrow_exception(error_);
+  }
+
+  void convertArguments() {
+    const auto& arguments = op_.schema().arguments();
+    const int device_argument = runsOnFakes() ? -1 : DeviceRules{op_, called_}.deviceArgument();
+    for (const auto i : c10::irange(arguments.size())) {
+      stack_[i] =
+          static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toShadow(stack_[i], arguments[i]);
+    }
+    written_shadows_.emplace(op_.schema(), stack_);
+  }
+
+  IValue toShadow(const IValue& value, const c10::Argument& argument) {
+    if (!runsOnFakes() && value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
+      return false;  // nothing to pin, and the meta device refuses to pin
+    }
+    if (!runsOnFakes() && value.isGenerator()) {
+      return IValue{};  // nothing is drawn, and Meta kernels written in Python refuse generators
+    }
+    if (value.isStorage()) {
+      return shadows_.of(value.toStorage());
+    }
+    return mapTensors(value, [&](const Tensor& tensor) {
+      if (isWritten(argument)) {
+        written_.push_back(tensor);
+      }
+      return shadows_.of(tensor);
+    });
+  }
+
+  // Returns false, and keeps the error, if the kernel refuses the call.
+  bool callKernel() {
+    try {
+      const NoTorchFunction no_torch_function;
+      std::optional<HiddenCalls> hidden;
+      std::optional<CallsOfImplementation> of_implementation;
+      if (runsOnFakes()) {
+        of_implementation.emplace();
+      } else {
+        hidden.emplace();
+      }
+      HeldWarnings held;
+      callMetadataKernel(plan_.kernel, plan_.device, op_, stack_);
+      warnings_ = held.consume();
+      return true;
+    } catch (const DataDependentError&) {
+      tryOut(TrialReason::kNeedsValues);  // the kernel computes the results unless it refuses
+      throw;
+    } catch (const c10::NotImplementedError& error) {
+      no_kernel_ = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      if (interpreter().isInterrupt(error)) {
+        throw;
+      }
+      error_ = std::current_exception();
+    }
+    return false;
+  }
+
+  // Tries out a call that the kernel accepts.
+  void compareWithTrial() {
+    if (!real_.values.empty() || needsValues(op_, called_)) {  // stand-ins have no values
+      return;
+    }
+    Stack effects = stack_;
+    written_shadows_->appendChanged(effects);
+    real_ = tryOut(TrialReason::kMetaKernelAccepts, effects);
+    if (needsSizes()) {
+      RealResults of_its_size = tryOut(TrialReason::kMetaKernelRefuses);
+      if (!of_its_size.values.empty()) {
+        real_ = std::move(of_its_size);
+      }
+    }
+  }
+
+  // In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
+  // the shadow, and the fake follows: NOTE [Arguments that change shape].
+  void describeWritten(RecipeBuilder& recipe) {
+    const std::size_t first = op_.schema().returns().size();
+    for (const auto i : c10::irange(written_.size())) {
+      const IValue* value = first + i < real_.values.size() ? &real_.values[first + i] : nullptr;
+      recipe.addWritten(written_[i], shadows_.of(written_[i]), value, real_.has_sizes);
+    }
+  }
+
+  // Meta kernels that are Python formulas return their argument if there is nothing to do, for example `native_dropout`
+  // outside of training. The operators return a new tensor, as their schemas declare. (Views are left unchanged:
+  // `unsafe_split` returns them although it declares none.) Other Meta kernels return one tensor twice where the real
+  // kernel returns two: the gradients of both biases in `mkldnn_rnn_layer_backward`.
+  void separateOutputs() {
+    if (!declaresNoSharing(op_)) {
+      return;
+    }
+    std::vector<const TensorImpl*> returned;
+    mapTensors(stack_, stack_.size(), [&](const Tensor& meta) {
+      const TensorImpl* impl = meta.unsafeGetTensorImpl();
+      const bool is_argument = shadows_.pairs().originalOf(*impl) != nullptr;
+      const bool is_repeated = std::find(returned.begin(), returned.end(), impl) != returned.end() &&
+                               op_.hasKernelForDispatchKey(DispatchKey::Meta);
+      returned.push_back(impl);
+      if (!is_argument && !is_repeated) {
+        return meta;
+      }
+      const Tensor own{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())};
+      return runsOnFakes()
+                 ? makeFakeTensor(makeFakeStorage(own.storage().nbytes(), meta.device()), *own.unsafeGetTensorImpl())
+                 : own;
+    });
   }
 
   const OperatorHandle& op_;
@@ -161,240 +374,6 @@ class MetaCall {
   std::exception_ptr error_;              // of the kernel
   std::optional<std::string> no_kernel_;  // the message of that error, if there is no kernel for these arguments
 };
-
-template <typename Check>
-auto MetaCall::recordRefusalOf(const Check& check) {
-  try {
-    return check();
-  } catch (const c10::Error&) {
-    refusal_ = std::current_exception();
-    throw;
-  }
-}
-
-RealResults MetaCall::tryOut(TrialReason reason, Arguments meta_results) {
-  return recordRefusalOf([&] { return hooks().trials.tryOut(reason, op_, arguments(), meta_results); });
-}
-
-bool MetaCall::isTriedOutFirst() const {
-  return plan_.kernel == MetadataKernel::kMeta && plan_.device.is_cpu() && declaresNoSharing(op_) &&
-         !needsValues(op_, called_) && hasOnlyPythonMetaKernel(op_);
-}
-
-std::shared_ptr<ResultRecipe> MetaCall::describeResults(RecipeBuilder&& recipe) {
-  return std::move(recipe).build(stack_, plan_.device, makesPinned(op_, arguments()));
-}
-
-std::shared_ptr<ResultRecipe> MetaCall::describe() {
-  if (!plan_.refusal) {
-    for (const auto source : {&MetaCall::describeByTrial, &MetaCall::describeByKernel, &MetaCall::describeOnZeros}) {
-      if (auto recipe = (this->*source)()) {
-        return recipe;
-      }
-    }
-  }
-  refuse();
-}
-
-std::shared_ptr<ResultRecipe> MetaCall::describeByTrial() {
-  if (!isTriedOutFirst()) {
-    return nullptr;
-  }
-  real_ = tryOut(TrialReason::kInsteadOfPython);
-  if (!real_.are_new) {
-    return nullptr;
-  }
-  passOn(real_.warnings);
-  stack_ = real_.values;
-  return describeResults(RecipeBuilder{op_, tensors_, shadows_.pairs()});
-}
-
-std::shared_ptr<ResultRecipe> MetaCall::describeByKernel() {
-  convertArguments();
-  if (!callKernel()) {
-    return nullptr;
-  }
-  compareWithTrial();
-  refuseDtypes(stack_);
-  // Meta kernels omit some warnings and word others differently.
-  const bool is_real = plan_.device.is_cpu() && real_.has_sizes && !real_.values.empty();
-  passOn(is_real ? real_.warnings : warnings_);
-  correctMetaResults();
-  RecipeBuilder recipe{op_, tensors_, shadows_.pairs()};
-  describeWritten(recipe);
-  separateOutputs();
-  return describeResults(std::move(recipe));
-}
-
-// NOTE [Running the CPU kernel]. Has no recipe while recording: the recorder runs such a call for real.
-std::shared_ptr<ResultRecipe> MetaCall::describeOnZeros() {
-  if (no_kernel_) {
-    refuseDtypes({});
-  } else if (tryOut(TrialReason::kMetaKernelRefuses).values.empty() || !plan_.device.is_cpu()) {
-    return nullptr;
-  }
-  return isRecording() ? nullptr : hooks().trials.describeOnZeros(op_, called_, plan_.device);
-}
-
-// NOTE [Dtypes that CUDA kernels refuse]
-void MetaCall::refuseDtypes(c10::ArrayRef<IValue> results) {
-  recordRefusalOf([&] { hooks().kernels.refuseDtypes(op_, arguments(), results, plan_.device); });
-}
-
-// Returns true if the operator resizes an argument, and neither the Meta kernel nor a smaller trial reveals its shape.
-bool MetaCall::needsSizes() {
-  const std::size_t first = op_.schema().returns().size();
-  bool needs = false;
-  for (const auto i : c10::irange(written_.size())) {
-    needs = needs || (!real_.has_sizes && first + i < real_.values.size() && real_.values[first + i].isTensor() &&
-                      shadows_.of(written_[i]).sizes() == written_[i].sizes());
-  }
-  return needs;
-}
-
-// The rules of `DeviceKernels::correct()` override the results of a smaller trial, and the results of a trial at the
-// call's own size override those rules. `complete()` agrees with such a trial.
-void MetaCall::correctMetaResults() {
-  const NoTorchFunction no_torch_function;
-  const HiddenCalls guard;
-  const KernelTrials& trials = hooks().trials;
-  const DeviceKernels& kernels = hooks().kernels;
-  if (plan_.device.is_cpu() && !real_.has_sizes) {
-    trials.correct(real_, op_, stack_);
-  } else if (plan_.device.is_cuda() && kernels.hasLayoutOfCpu(op_)) {
-    trials.correctStrides(real_, op_, stack_);
-  }
-  kernels.correct(op_, arguments(), plan_.device, stack_);
-  if (plan_.device.is_cpu() && real_.has_sizes) {
-    trials.correct(real_, op_, stack_);
-  }
-  kernels.complete(op_, arguments(), plan_.device, stack_);
-}
-
-void MetaCall::refuse() {
-  if (plan_.refusal) {
-    tryOut(lacksValues(op_, called_) ? TrialReason::kNeedsValues : TrialReason::kMetaKernelRefuses);
-    std::rethrow_exception(plan_.refusal);
-  }
-  if (no_kernel_) {
-    tryOut(TrialReason::kMetaKernelRefuses);
-    TORCHEXT_THROW(UnsupportedOperatorError,
-                   c10::str("`", op_.operator_name(), "` cannot be run on fake tensors: ", *no_kernel_));
-  }
-  if (canRunForReal()) {
-    // The Meta kernel refuses the call, but real tensors may not.
-    TORCHEXT_THROW(UnsupportedOperatorError, c10::str("`", op_.operator_name(), "` is refused by its Meta kernel."));
-  }
-  std::rethrow_exception(error_);
-}
-
-void MetaCall::convertArguments() {
-  const auto& arguments = op_.schema().arguments();
-  const int device_argument = runsOnFakes() ? -1 : DeviceRules{op_, called_}.deviceArgument();
-  for (const auto i : c10::irange(arguments.size())) {
-    stack_[i] =
-        static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toShadow(stack_[i], arguments[i]);
-  }
-  written_shadows_.emplace(op_.schema(), stack_);
-}
-
-IValue MetaCall::toShadow(const IValue& value, const c10::Argument& argument) {
-  if (!runsOnFakes() && value.isBool() && argument.name() == "pin_memory" && takesTensorOptions(op_.schema())) {
-    return false;  // nothing to pin, and the meta device refuses to pin
-  }
-  if (!runsOnFakes() && value.isGenerator()) {
-    return IValue{};  // nothing is drawn, and Meta kernels written in Python refuse generators
-  }
-  if (value.isStorage()) {
-    return shadows_.of(value.toStorage());
-  }
-  return mapTensors(value, [&](const Tensor& tensor) {
-    if (isWritten(argument)) {
-      written_.push_back(tensor);
-    }
-    return shadows_.of(tensor);
-  });
-}
-
-// Returns false, and keeps the error, if the kernel refuses the call.
-bool MetaCall::callKernel() {
-  try {
-    const NoTorchFunction no_torch_function;
-    std::optional<HiddenCalls> hidden;
-    std::optional<CallsOfImplementation> of_implementation;
-    if (runsOnFakes()) {
-      of_implementation.emplace();
-    } else {
-      hidden.emplace();
-    }
-    HeldWarnings held;
-    callMetadataKernel(plan_.kernel, plan_.device, op_, stack_);
-    warnings_ = held.consume();
-    return true;
-  } catch (const DataDependentError&) {
-    tryOut(TrialReason::kNeedsValues);  // the kernel computes the results unless it refuses
-    throw;
-  } catch (const c10::NotImplementedError& error) {
-    no_kernel_ = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    if (interpreter().isInterrupt(error)) {
-      throw;
-    }
-    error_ = std::current_exception();
-  }
-  return false;
-}
-
-// Tries out a call that the kernel accepts.
-void MetaCall::compareWithTrial() {
-  if (!real_.values.empty() || needsValues(op_, called_)) {  // stand-ins have no values
-    return;
-  }
-  Stack effects = stack_;
-  written_shadows_->appendChanged(effects);
-  real_ = tryOut(TrialReason::kMetaKernelAccepts, effects);
-  if (needsSizes()) {
-    RealResults of_its_size = tryOut(TrialReason::kMetaKernelRefuses);
-    if (!of_its_size.values.empty()) {
-      real_ = std::move(of_its_size);
-    }
-  }
-}
-
-// In-place operators may change more than data: `resize_`, `set_`, `t_` and similar operators change the metadata of
-// the shadow, and the fake follows: NOTE [Arguments that change shape].
-void MetaCall::describeWritten(RecipeBuilder& recipe) {
-  const std::size_t first = op_.schema().returns().size();
-  for (const auto i : c10::irange(written_.size())) {
-    const IValue* value = first + i < real_.values.size() ? &real_.values[first + i] : nullptr;
-    recipe.addWritten(written_[i], shadows_.of(written_[i]), value, real_.has_sizes);
-  }
-}
-
-// Meta kernels that are Python formulas return their argument if there is nothing to do, for example `native_dropout`
-// outside of training. The operators return a new tensor, as their schemas declare. (Views are left unchanged:
-// `unsafe_split` returns them although it declares none.) Other Meta kernels return one tensor twice where the real
-// kernel returns two: the gradients of both biases in `mkldnn_rnn_layer_backward`.
-void MetaCall::separateOutputs() {
-  if (!declaresNoSharing(op_)) {
-    return;
-  }
-  std::vector<const TensorImpl*> returned;
-  mapTensors(stack_, stack_.size(), [&](const Tensor& meta) {
-    const TensorImpl* impl = meta.unsafeGetTensorImpl();
-    const bool is_argument = shadows_.pairs().originalOf(*impl) != nullptr;
-    const bool is_repeated = std::find(returned.begin(), returned.end(), impl) != returned.end() &&
-                             op_.hasKernelForDispatchKey(DispatchKey::Meta);
-    returned.push_back(impl);
-    if (!is_argument && !is_repeated) {
-      return meta;
-    }
-    const Tensor own{at::detail::empty_strided_meta(meta.sizes(), meta.strides(), meta.scalar_type())};
-    return runsOnFakes()
-               ? makeFakeTensor(makeFakeStorage(own.storage().nbytes(), meta.device()), *own.unsafeGetTensorImpl())
-               : own;
-  });
-}
 
 }  // namespace
 
