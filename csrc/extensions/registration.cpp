@@ -58,7 +58,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   all.followers.add(&UncountedVersions::follow);
   all.on_composites_key.add(&registerValueShortcuts);
   all.on_composites_key.add(&registerComposites);
-  all.on_lazy_bits.add(&prepareOperatorsForLazyBits);
+  all.on_lazy_bits = &prepareOperatorsForLazyBits;
   all.on_fake_key.add(&registerUnboxedCalls);
   all.on_fake_key.add([] { makeGradientsFake(true); });
   setTape(c10::kCPU, twisterTape());

@@ -16,6 +16,7 @@
 #include "../core/fake/fake.h"
 #include "../core/fake/meta/meta_kernel.h"
 #include "../core/fake/storage/fake_keys.h"
+#include "../core/fake/storage/fake_storage.h"
 #include "../core/hooks/hooks.h"
 #include "../extensions/collectives/collectives.h"
 #include "../extensions/composites/gradient_factories.h"
@@ -24,6 +25,7 @@
 #include "../extensions/cuda/streams.h"
 #include "../extensions/dispatch/hit_checks.h"
 #include "../extensions/kernels/device_checks.h"
+#include "../extensions/layouts/sparse_fakes.h"
 #include "../extensions/values/known_values.h"
 #include "../libraries/support/locks.h"
 #include "../libraries/support/open_blocks.h"
@@ -257,9 +259,9 @@ void bindFake(pybind11::module_& module) {
   bind(module, "known_value", knownValue);
   bind(module, "known_parts", knownParts);
   bind(module, "write_value", writeValue);
-  bind(module, "note_foreign_write", noteForeignWrite);
-  bindPredicate<&isStorageOfFakes>(module, "is_storage_of_fakes",
-                                   "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
+  bind(module, "note_foreign_write", [](const std::vector<at::Tensor>& tensors) { hooks().values.forget(tensors); });
+  bindPredicate<&isFakeStorage>(module, "is_storage_of_fakes",
+                                "is_storage_of_fakes(storage: torch.UntypedStorage) -> bool");
   bind(module, "bytes_of_storage", bytesOfStorage);
 }
 

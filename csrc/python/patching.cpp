@@ -13,8 +13,9 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torchext/fake_tensor.h>
 
-#include "../core/fake/fake.h"
+#include "../core/fake/storage/fake_storage.h"
 #include "../extensions/marks/marks_key.h"
 #include "../extensions/marks/tensor_marks.h"
 #include "../libraries/support/sizes.h"
@@ -86,7 +87,7 @@ bool isAbout(unsigned concerns, PyObject* argument) {
     return false;
   }
   if (isStorage(argument) || isTypedStorage(argument)) {
-    return (concerns & kFakes) != 0 && isStorageOfFakes(torch::createStorage(argument));
+    return (concerns & kFakes) != 0 && isFakeStorage(torch::createStorage(argument));
   }
   if (isTensor(argument)) {
     const at::Tensor& tensor = THPVariable_Unpack(argument);

@@ -89,9 +89,7 @@ namespace {
 
 void registerDeferredInitKey() {
   registerFallback(c10::DispatchKey::DeferredInit, torch::CppFunction::makeFromBoxedFunction<&deferredInitFallback>());
-  for (const OnKeyTaken prepare : hooks().on_deferred_init_key) {
-    prepare();
-  }
+  hooks().on_deferred_init_key();
   setHandlersRecorder();
 }
 

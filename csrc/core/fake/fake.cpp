@@ -22,21 +22,14 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
-namespace {
 
 void checkFake(const Tensor& fake) {
   TORCH_CHECK_VALUE(isFake(fake), "`fake` was expected to be a fake tensor, but it is a real one.");
   TORCH_CHECK_NOT_IMPLEMENTED(fake.has_storage(), "`fake` was expected to be strided, but it has the layout ",
                               fake.layout(), " and no storage. Use its indices and values.");
 }
-
-}  // namespace
 
 Tensor metaLike(const Tensor& fake) {
   checkFake(fake);
@@ -50,19 +43,6 @@ Tensor viewStorageLike(const Tensor& fake, const Tensor& like) {
       c10::make_intrusive<FakeTensorImpl>(storage, fakeBackendKeys(like.scalar_type(), storage.device()), like.dtype());
   FakeTensorImpl::copyGeometry(*impl, *like.unsafeGetTensorImpl());
   return Tensor{std::move(impl)};
-}
-
-Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
-  const Layouts& layouts = hooks().layouts;
-  TORCH_CHECK_VALUE(layouts.isSparse(like), "`like` was expected to be a sparse tensor, but its layout is ",
-                    like.layout(), ".");
-  const std::size_t count = layouts.membersOf(like).size();
-  TORCH_CHECK_VALUE(members.size() == count, "`members` was expected to have ", count, " tensors, but has ",
-                    members.size(), ".");
-  for (const Tensor& member : members) {
-    checkFake(member);
-  }
-  return layouts.fakeOf(like, members);
 }
 
 struct FakeModeGuard::State {
@@ -94,17 +74,9 @@ Tensor fakeBytes(std::int64_t nbytes, c10::Device device) {
   return allBytes(makeFakeStorage(toSize(nbytes), device));
 }
 
-bool isStorageOfFakes(const c10::Storage& storage) {
-  return isFakeStorage(storage);
-}
-
 Tensor bytesOfStorage(const c10::Storage& storage) {
   TORCH_CHECK_VALUE(isFakeStorage(storage), "`storage` was expected to be a fake storage, but it has memory.");
   return allBytes(storage);
-}
-
-void noteForeignWrite(const std::vector<Tensor>& tensors) {
-  hooks().values.forget(c10::IValue{tensors});
 }
 
 namespace {
@@ -173,7 +145,13 @@ ResizableOutputs::ResizableOutputs(const OperatorHandle& op, const Stack& stack)
   const bool is_resized = op.schema().name() == "aten::resize_as_";
   for (const auto i : c10::irange(arguments.size())) {
     if (arguments[i].is_out() || (is_resized && i == 0)) {
-      forEachTensor(torch::jit::peek(stack, i, arguments.size()), [this](const Tensor& output) { add(output); });
+      forEachTensor(torch::jit::peek(stack, i, arguments.size()), [this](const Tensor& output) {
+        if (isFake(output) && output.has_storage() && !output.key_set().has_backend(kWithoutValues)) {
+          DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
+          keys = keys | DispatchKeySet{kWithoutValues};
+          outputs_.push_back(output);
+        }
+      });
     }
   }
 }
@@ -187,14 +165,6 @@ ResizableOutputs::~ResizableOutputs() {
 
 bool ResizableOutputs::isOne(const Tensor& tensor) {
   return !tensor.is_meta() && tensor.key_set().has_backend(kWithoutValues);
-}
-
-void ResizableOutputs::add(const Tensor& output) {
-  if (isFake(output) && output.has_storage() && !output.key_set().has_backend(kWithoutValues)) {
-    DispatchKeySet& keys = OpenTensorImpl::keysOf(*output.unsafeGetTensorImpl());
-    keys = keys | DispatchKeySet{kWithoutValues};
-    outputs_.push_back(output);
-  }
 }
 
 }  // namespace torchext

@@ -19,22 +19,14 @@ namespace torchext {
 // from autograd.
 TORCHEXT_API at::Tensor viewStorageLike(const at::Tensor& fake, const at::Tensor& like);
 
-// Returns a fake with the layout, shape and properties of the sparse tensor `like`, which may be real. It consists of
-// `members`, which must be fake: indices and values, or compressed indices, plain indices and values. It has the dtype
-// and device of its values.
-TORCHEXT_API at::Tensor sparseFakeOf(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
+// Raises ValueError for a real tensor, and NotImplementedError for a sparse fake.
+void checkFake(const at::Tensor& fake);
 
 // Returns a fake tensor of `nbytes` bytes on `device`, on a new storage. Calls neither the dispatcher nor a mode.
 TORCHEXT_API at::Tensor fakeBytes(std::int64_t nbytes, c10::Device device);
 
-// Returns true if `storage` has no memory because its tensors are fake.
-TORCHEXT_API bool isStorageOfFakes(const c10::Storage& storage);
-
 // Returns the whole of `storage`, which must be a fake storage, as a fake tensor of bytes.
 TORCHEXT_API at::Tensor bytesOfStorage(const c10::Storage& storage);
-
-// Call when code other than an operator has written to `tensors`: their values become unknown.
-TORCHEXT_API void noteForeignWrite(const std::vector<at::Tensor>& tensors);
 
 // Call when a block of fakes is entered: shares the kernels that another owner of the `Fake` key has registered for
 // single operators since the last call. Does nothing without another owner.
@@ -56,8 +48,6 @@ class ResizableOutputs {
   static bool isOne(const at::Tensor& tensor);
 
  private:
-  void add(const at::Tensor& output);
-
   std::vector<at::Tensor> outputs_;
 };
 

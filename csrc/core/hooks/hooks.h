@@ -196,12 +196,9 @@ struct Layouts {
   Hook<bool(const at::TensorBase& tensor)> isSparseFake;
   // Returns the strided members of a sparse tensor.
   Hook<std::vector<at::Tensor>(const at::Tensor& sparse)> membersOf;
-  // Returns a fake like `sparse` with the given members: as many fakes as it has. The result has the dtype and device
-  // of its values, carries the `Fake` key, and shares the storages of the members. Calls neither the dispatcher nor a
-  // mode.
-  Hook<at::Tensor(const at::Tensor& sparse, at::ArrayRef<at::Tensor> members)> fakeOf;
-  // Raises NotImplementedError if `tensor` cannot be copied as a fake because of its layout.
-  Hook<void(const at::Tensor& tensor)> checkCanBeFaked;
+  // Returns a fake like a sparse tensor, or an undefined tensor for a strided one. Raises NotImplementedError for a
+  // layout without fakes.
+  Hook<at::Tensor(const at::Tensor& tensor)> fakeLike;
   // Raises UnsupportedOperatorError if the call takes or makes a tensor of a layout without fakes.
   Hook<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> refuse;
 };
@@ -485,10 +482,9 @@ struct GuardAdditions {
   // nothing.
   Hook<void()> beginCleaning;
   Hook<void()> endCleaning;
+  // Called for an inference tensor that becomes a normal one.
+  Hook<void(c10::TensorImpl& tensor)> onNormalTensor;
 };
-
-// Called for an inference tensor that becomes a normal one.
-using OnNormalTensor = void (*)(c10::TensorImpl& tensor);
 
 // ---- The `Fake` key ----
 
@@ -511,8 +507,6 @@ struct KeyOwners {
 using RegisterKernels = void (*)(torch::Library& library);
 // The same for a key.
 using OnKeyTaken = void (*)();
-// Called before a fake gets lazy bits: conjugate, negative, zero. May be called again, and on several threads at once.
-using OnLazyBits = void (*)(c10::DispatchKeySet bits);
 
 // Code that relies on details of PyTorch, and its test: core/torch_internals/self_tests.h.
 struct TestedPiece {
@@ -540,9 +534,6 @@ class HookList {
   }
   const One* end() const noexcept {
     return hooks_.data() + size_;
-  }
-  bool empty() const noexcept {
-    return size_ == 0;
   }
 
  private:
@@ -577,9 +568,10 @@ struct Hooks {
   HookList<RegisterKernels> on_composites_key{};
   // The keys `Fake` and `DeferredInit`.
   HookList<OnKeyTaken> on_fake_key{};
-  HookList<OnKeyTaken> on_deferred_init_key{};
-  HookList<OnNormalTensor> on_normal_tensor{};
-  HookList<OnLazyBits> on_lazy_bits{};
+  Hook<void()> on_deferred_init_key{};
+  // Called before a fake gets lazy bits: conjugate, negative, zero. May be called again, and on several threads at
+  // once.
+  Hook<void(c10::DispatchKeySet bits)> on_lazy_bits{};
   HookList<const TestedPiece*> pieces{};
 };
 

@@ -16,6 +16,7 @@
 #include <c10/util/Exception.h>
 #include <torchext/inference_mode.h>
 
+#include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/sizes.h"
 #include "../fake/fake.h"
 #include "../fake/storage/fake_storage.h"
@@ -216,23 +217,16 @@ namespace {
 
 // Repeats the part of TensorImpl's constructor that inference mode skips.
 void giveAutograd(TensorImpl& impl, const c10::VariableVersion& version) {
-  for (const OnNormalTensor forget : hooks().on_normal_tensor) {
-    forget(impl);
-  }
-  c10::DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
+  hooks().guards.onNormalTensor(impl);
+  DispatchKeySet& keys = OpenTensorImpl::keysOf(impl);
   keys = keys | c10::getAutogradRelatedKeySetFromBackend(keys.highestBackendKey());
   impl.set_version_counter(version);
 }
 
 // Returns the whole of `storage` as a tensor of bytes.
 Tensor asBytes(const Storage& storage) {
-  if (isFakeStorage(storage)) {
-    return bytesOfStorage(storage);
-  }
-  const c10::DispatchKeySet keys{c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device())};
-  auto impl = c10::make_intrusive<TensorImpl>(Storage{storage}, keys, caffe2::TypeMeta::Make<std::uint8_t>());
-  impl->set_sizes_contiguous({toSigned(storage.nbytes())});
-  return Tensor{std::move(impl)};
+  return isFakeStorage(storage) ? bytesOfStorage(storage)
+                                : makeStridedTensor(storage, c10::kByte, {toSigned(storage.nbytes())}, {1}, 0, {});
 }
 
 // A Python subclass that wraps other tensors reports a storage size, but has no memory.

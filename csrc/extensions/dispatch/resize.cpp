@@ -65,11 +65,11 @@ const Tensor& resizeDeferred(DispatchKeySet keys,
 void registerResize() {
   static constexpr NothingToResize nothing;
   hooks().handlers.add(&nothing);
-  hooks().on_deferred_init_key.add([] {
+  hooks().on_deferred_init_key = [] {
     // Leaked: kernels may be in flight until the process ends.
     auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::DeferredInit, __FILE__, __LINE__);
     library->impl("resize_", &resizeDeferred);
-  });
+  };
 }
 
 // Decides as `resize_impl_cpu_()` does. With a memory format the strides may change.

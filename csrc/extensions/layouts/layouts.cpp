@@ -6,6 +6,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include <torchext/fake_tensor.h>
 
 #include "../../core/fake/calls/errors.h"
 #include "../../core/hooks/hooks.h"
@@ -49,8 +52,7 @@ void registerLayouts() {
   layouts.isSparse = &isSparse;
   layouts.isSparseFake = &isSparseFake;
   layouts.membersOf = &sparseMembersOf;
-  layouts.fakeOf = &makeSparseFake;
-  layouts.checkCanBeFaked = &checkLayoutCanBeFaked;
+  layouts.fakeLike = &fakeLikeSparse;
   layouts.refuse = &refuseLayouts;
 }
 
@@ -105,7 +107,7 @@ bool isOne(const Refused& kind, const Tensor& tensor) {
 
 }  // namespace
 
-void checkLayoutCanBeFaked(const Tensor& tensor) {
+Tensor fakeLikeSparse(const Tensor& tensor) {
   for (const Refused& kind : kRefused) {
     TORCH_CHECK_NOT_IMPLEMENTED(!isOne(kind, tensor), "fake_like() expected a strided or sparse tensor, got a ",
                                 kind.name, " one.");
@@ -113,6 +115,14 @@ void checkLayoutCanBeFaked(const Tensor& tensor) {
   const bool is_strided = tensor.layout() == c10::kStrided && tensor.has_storage();
   TORCH_CHECK_NOT_IMPLEMENTED(is_strided || isSparse(tensor),
                               "fake_like() expected a strided or sparse tensor, got the layout ", tensor.layout(), ".");
+  if (is_strided) {
+    return {};
+  }
+  std::vector<Tensor> members = sparseMembersOf(tensor);
+  for (Tensor& member : members) {
+    member = fakeLike(member);
+  }
+  return makeSparseFake(tensor, members).set_requires_grad(tensor.requires_grad());
 }
 
 void refuseLayouts(const OperatorHandle& op, const Stack& stack) {

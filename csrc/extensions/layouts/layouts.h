@@ -10,8 +10,8 @@ namespace torchext {
 // of calls, while the library is loaded.
 void registerLayouts();
 
-// Implement the hooks `Layouts::checkCanBeFaked` and `Layouts::refuse`.
-void checkLayoutCanBeFaked(const at::Tensor& tensor);
+// Implement the hooks `Layouts::fakeLike` and `Layouts::refuse`.
+at::Tensor fakeLikeSparse(const at::Tensor& tensor);
 void refuseLayouts(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 }  // namespace torchext

@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../core/fake/fake.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/torch_internals/open_tensor_impl.h"
 #include "../../libraries/support/device_index.h"
@@ -120,6 +121,18 @@ Tensor makeSparseFake(const Tensor& like, at::ArrayRef<Tensor> members) {
   const MakingMembers making_members;
   const auto* coo = asCoo(like);
   return coo != nullptr ? makeCoo(like, *coo, members) : makeCompressed(like, members);
+}
+
+Tensor sparseFakeOf(const Tensor& like, at::ArrayRef<Tensor> members) {
+  TORCH_CHECK_VALUE(isSparse(like), "`like` was expected to be a sparse tensor, but its layout is ", like.layout(),
+                    ".");
+  const std::size_t count = sparseMembersOf(like).size();
+  TORCH_CHECK_VALUE(members.size() == count, "`members` was expected to have ", count, " tensors, but has ",
+                    members.size(), ".");
+  for (const Tensor& member : members) {
+    checkFake(member);
+  }
+  return makeSparseFake(like, members);
 }
 
 }  // namespace torchext

@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Layout.h>
+#include <torchext/macros.h>
 
 namespace torchext {
 
@@ -41,7 +42,12 @@ void giveFakeKey(const at::Tensor& tensor);
 // indices and values.
 std::vector<at::Tensor> sparseMembersOf(const at::Tensor& sparse);
 
-// Implements `Layouts::fakeOf`.
+// Returns a fake like the sparse tensor `like` with the given members: as many fakes as it has. The result has the
+// dtype and device of its values, carries the `Fake` key, and shares the storages of the members. Calls neither the
+// dispatcher nor a mode.
 at::Tensor makeSparseFake(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
+
+// The same with checks of the arguments. `like` may be real.
+TORCHEXT_API at::Tensor sparseFakeOf(const at::Tensor& like, at::ArrayRef<at::Tensor> members);
 
 }  // namespace torchext

@@ -190,7 +190,7 @@ void traceOriginsInBlocks(bool enabled) {
 }
 
 void registerOrigins() {
-  hooks().on_normal_tensor.add([](TensorImpl& tensor) { setOriginMark(tensor, {}); });
+  hooks().guards.onNormalTensor = [](TensorImpl& tensor) { setOriginMark(tensor, {}); };
 }
 
 }  // namespace torchext

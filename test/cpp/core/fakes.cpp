@@ -136,7 +136,8 @@ void noExtensionIsConnected() {
   const torchext::Hooks& hooks = torchext::hooks();
   EXPECT(hooks.handlers.begin() == hooks.handlers.end() && hooks.followers.begin() == hooks.followers.end());
   EXPECT(!hooks.layouts.isSparse && !hooks.layouts.refuse && hooks.on_fake_key.begin() == hooks.on_fake_key.end());
-  EXPECT(!hooks.guards.traceOrigins && !hooks.guards.beginCleaning && hooks.decompositions.empty());
+  EXPECT(!hooks.guards.traceOrigins && !hooks.guards.beginCleaning);
+  EXPECT(hooks.decompositions.begin() == hooks.decompositions.end());
   EXPECT(hooks.memory == nullptr && !hooks.parts.ruleOf && !hooks.replay_fill);
 }
 

@@ -21,7 +21,6 @@
 
 namespace torchext {
 
-using at::Tensor;
 using c10::DispatchKeySet;
 using c10::Storage;
 using c10::TensorImpl;

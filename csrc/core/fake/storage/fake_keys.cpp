@@ -5,21 +5,16 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../../hooks/hooks.h"
-
 namespace torchext {
 
 namespace {
 
 std::atomic<bool> is_fake_key_shared{false};
 
-}  // namespace
+// The number of live instances of FakeFactoriesGuard on this thread.
+thread_local std::size_t guards = 0;
 
-void prepareForLazyBits(c10::DispatchKeySet bits) {
-  for (const OnLazyBits prepare : hooks().on_lazy_bits) {
-    prepare(bits);
-  }
-}
+}  // namespace
 
 bool isFakeKeyShared() noexcept {
   return is_fake_key_shared.load(std::memory_order_acquire);
@@ -28,13 +23,6 @@ bool isFakeKeyShared() noexcept {
 void setFakeKeyShared() noexcept {
   is_fake_key_shared.store(true, std::memory_order_release);
 }
-
-namespace {
-
-// The number of live guards on this thread.
-thread_local std::size_t guards = 0;
-
-}  // namespace
 
 FakeFactoriesGuard::FakeFactoriesGuard() {
   ++guards;

@@ -33,9 +33,6 @@ constexpr c10::DispatchKeySet kFakeKeys({c10::DispatchKey::Fake, kCompositesKey}
 // registers the handler of `Fake`.
 void takeFakeKeys();
 
-// Call before a fake gets these lazy bits.
-void prepareForLazyBits(c10::DispatchKeySet bits);
-
 // Returns true if the `Fake` key also has another owner: NOTE [Two owners of the Fake key].
 bool isFakeKeyShared() noexcept;
 

@@ -45,7 +45,8 @@ class Provenance {
 // pinned.
 c10::Storage makeFakeStorage(std::size_t nbytes, c10::Device device, bool is_pinned = false);
 
-bool isFakeStorage(const c10::Storage& storage) noexcept;
+// Returns true if `storage` has no memory because its tensors are fake.
+TORCHEXT_API bool isFakeStorage(const c10::Storage& storage) noexcept;
 
 // Returns true if both have the same StorageImpl. `Storage::is_alias_of()` compares data pointers, which a fake storage
 // refuses to return.

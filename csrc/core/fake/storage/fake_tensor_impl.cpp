@@ -35,7 +35,7 @@ bool isDispatchModeActive() {
 DispatchKeySet withLazyBitsOf(const TensorImpl& source, DispatchKeySet keys) {
   const DispatchKeySet bits = source.key_set() & kLazyBits;
   if (!bits.empty()) {
-    prepareForLazyBits(bits);
+    hooks().on_lazy_bits(bits);
   }
   return (keys - kLazyBits) | bits;
 }
@@ -174,18 +174,6 @@ DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device) {
   return DispatchKeySet{c10::computeDispatchKey(dtype, c10::kStrided, device)} | kFakeKeys;
 }
 
-namespace {
-
-Tensor sparseFakeLike(const Tensor& tensor) {
-  std::vector<Tensor> members = hooks().layouts.membersOf(tensor);
-  for (Tensor& member : members) {
-    member = fakeLike(member);
-  }
-  return hooks().layouts.fakeOf(tensor, members).set_requires_grad(tensor.requires_grad());
-}
-
-}  // namespace
-
 bool isFake(const at::TensorBase& tensor) {
   if (!tensor.defined()) {
     return false;
@@ -197,9 +185,8 @@ bool isFake(const at::TensorBase& tensor) {
 }
 
 Tensor fakeLike(const Tensor& tensor) {
-  hooks().layouts.checkCanBeFaked(tensor);
-  if (hooks().layouts.isSparse(tensor)) {
-    return sparseFakeLike(tensor);
+  if (Tensor sparse = hooks().layouts.fakeLike(tensor); sparse.defined()) {
+    return sparse;
   }
   auto impl =
       c10::make_intrusive<FakeTensorImpl>(makeFakeStorage(tensor.storage().nbytes(), tensor.device()),
