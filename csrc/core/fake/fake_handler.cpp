@@ -200,7 +200,7 @@ class FakeCall {
 
   bool concernsFakes() const {
     return facts_.has_fake || (isFakeMode() && (isFactory(op_, arguments()) || isAboutNumbers(arguments()) ||
-                                                DeviceRules(op_, stack_).namesFakeDevice()));
+                                                namesFakeDevice(op_, stack_)));
   }
 
   bool tryCached(const CallKey& key) {

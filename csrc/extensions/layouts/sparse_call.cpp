@@ -213,7 +213,7 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
   }
   const Tensor argument = topOf(stack, count)[remedy.argument].toTensor();
   const IValue second = topOf(stack, count)[1];
-  DeviceRules(op, stack).outputDevice();  // raises for arguments on different devices
+  outputDevice(op, stack);  // raises for arguments on different devices
   const auto dtype = topOf(stack, count).front().toTensor().scalar_type();
   torch::jit::drop(stack, count);
   torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument)

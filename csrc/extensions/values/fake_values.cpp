@@ -220,7 +220,7 @@ class ValuesHandler final : public CallHandler {
     const OwnComputation own;
     const std::size_t count = op.schema().arguments().size();
     const auto arguments = topOf(stack, count);
-    const c10::Device device = DeviceRules(op, stack).outputDevice();
+    const c10::Device device = outputDevice(op, stack);
     std::vector<Tensor> outs;
     for (const auto i : c10::irange(count)) {
       if (op.schema().arguments()[i].is_out()) {

@@ -179,7 +179,7 @@ bool answerForValues(const OperatorHandle& op, Stack& stack) {
     return false;
   }
   if (hooks().kernels.compareDevices(op)) {
-    DeviceRules(op, stack).outputDevice();  // raises for arguments on different devices
+    outputDevice(op, stack);  // raises for arguments on different devices
   }
   const auto arguments = topOf(stack, count);
   auto results = resultsBySizes(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });

@@ -241,7 +241,7 @@ class RecordedCall {
   // tensor that it converts.
   bool isMadeByFakeTensorMode() const {
     return isInKernelOfFakeTensorMode() || (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) &&
-                                            DeviceRules{op_, stack_}.outputDevice().is_meta());
+                                            outputDevice(op_, stack_).is_meta());
   }
 
   bool isConstant() const {
@@ -447,7 +447,7 @@ class RecordedCall {
     if (!drawsNumbers(op_)) {
       return std::nullopt;
     }
-    const c10::Device device = DeviceRules{op_, stack_}.outputDevice();
+    const c10::Device device = outputDevice(op_, stack_);
     const int position = generatorArgument(op_.schema());
     if (position >= 0 && !device.is_meta()) {
       const IValue& given = torch::jit::peek(stack_, toSize(position), num_arguments_);

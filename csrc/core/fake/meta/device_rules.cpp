@@ -54,30 +54,22 @@ bool isCpuScalar(const at::Tensor& tensor) {
   return tensor.dim() == 0 && tensor.is_cpu();
 }
 
-}  // namespace
-
-DeviceRules::DeviceRules(const OperatorHandle& op, const Stack& arguments) : op_{op}, stack_{arguments} {
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect) || takesTensorOptions(op.schema())) {
-    device_argument_ = findArgument(op.schema(), "device");
-  }
+std::optional<Device> explicitDevice(const OperatorHandle& op, const Stack& stack) {
+  const int position = deviceArgument(op);
+  return position < 0 ? std::nullopt : argumentsOf(op, stack)[toSize(position)].toOptional<Device>();
 }
 
-Device DeviceRules::outputDevice() const {
-  checkThatValuesExist();
-  checkIndices();
-  if (const auto device = explicitDevice()) {
-    hooks().devices.check(withIndex(*device));
-    return withIndex(*device);
+bool mixesDevices(const OperatorHandle& op, const Stack& stack) {
+  if (looksUpInMeta(op)) {
+    const c10::IValue& weight = argumentsOf(op, stack)[0];
+    return weight.isTensor() && weight.toTensor().is_meta();
   }
-  const Device device = commonDeviceOfTensors().value_or(Device{c10::kCPU});
-  checkGenerators(device);
-  checkSource(device);
-  return device;
+  return mayMixDevices(op) || hasFakeImplementation(op);
 }
 
 // Like `checkSetStorage()` (Resize.h), for the storage that `set_` gives to a tensor.
-void DeviceRules::checkSource(Device device) const {
-  for (const c10::IValue& argument : argumentsOf(op_, stack_)) {
+void checkSource(const OperatorHandle& op, const Stack& stack, Device device) {
+  for (const c10::IValue& argument : argumentsOf(op, stack)) {
     if (argument.isStorage()) {
       const Device found = argument.toStorage().device();
       TORCH_CHECK(found == device, "Attempted to set the storage of a tensor on device \"", device,
@@ -89,12 +81,12 @@ void DeviceRules::checkSource(Device device) const {
 
 // Like `check_generator()` (Generator.h) and `randperm`, which has a different message. A CUDA generator may have no
 // index. Kernels ignore the generator if there is nothing to draw. Factories call an operator on their result.
-void DeviceRules::checkGenerators(Device device) const {
-  if (device.is_meta() || !takesGenerator(op_) || namespaceOf(op_.operator_name()) != "aten") {
+void checkGenerators(const OperatorHandle& op, const Stack& stack, Device device) {
+  if (device.is_meta() || !takesGenerator(op) || namespaceOf(op.operator_name()) != "aten") {
     return;
   }
-  const auto arguments = argumentsOf(op_, stack_);
-  const c10::IValue& training = argumentNamed(op_, arguments, "training");
+  const auto arguments = argumentsOf(op, stack);
+  const c10::IValue& training = argumentNamed(op, arguments, "training");
   const bool draws = hasTensor(arguments, [](const at::Tensor& tensor) { return tensor.numel() > 0; }) &&
                      (training.isNone() || training.toBool());
   if (!draws) {
@@ -105,7 +97,7 @@ void DeviceRules::checkGenerators(Device device) const {
       continue;
     }
     const Device found = argument.toGenerator().device();
-    if (op_.schema().name() == "aten::randperm") {
+    if (op.schema().name() == "aten::randperm") {
       TORCH_CHECK(found.type() == device.type(), "Expected a '", device, "' generator device but found '", found, "'");
     }
     TORCH_CHECK(found.type() == device.type(), "Expected a '", device.type(), "' device type for generator but found '",
@@ -113,14 +105,22 @@ void DeviceRules::checkGenerators(Device device) const {
   }
 }
 
-std::optional<Device> DeviceRules::explicitDevice() const {
-  if (device_argument_ < 0) {
-    return std::nullopt;
+// Raises for a CPU tensor without dimensions that does not mix with `common`: a written one, as
+// `TensorIteratorBase::compute_types()` does, or any that is compared: NOTE [Operators that compare devices].
+void refuseNumber(const OperatorHandle& op, const Stack& stack, Device number, Device common) {
+  const auto& declared = op.schema().arguments();
+  const auto arguments = topOf(stack, declared.size());
+  const bool compares = hooks().kernels.compareDevices(op);
+  for (std::size_t i = 0; i < declared.size(); ++i) {
+    const bool is_compared = compares && (!declared[i].kwarg_only() || declared[i].is_out());
+    const bool is_written = isWritten(declared[i]) && arguments[i].isTensor();
+    TORCH_CHECK(!(is_compared || is_written) || !hasTensor(arguments[i], isCpuScalar),
+                "Expected all tensors to be on the same device, but found at least two devices, ", common, " and ",
+                number, "! (when checking argument `", declared[i].name(), "` of ", op.operator_name(), ")");
   }
-  return argumentsOf(op_, stack_)[toSize(device_argument_)].toOptional<Device>();
 }
 
-std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
+std::optional<Device> commonDeviceOfTensors(const OperatorHandle& op, const Stack& stack) {
   std::optional<Device> common;
   std::optional<Device> scalar;
   const auto visit = [&](const at::Tensor& tensor) {
@@ -129,77 +129,74 @@ std::optional<Device> DeviceRules::commonDeviceOfTensors() const {
     } else if (!common) {
       common = tensor.device();
     } else {
-      TORCH_CHECK(*common == tensor.device() || mixesDevices(),
+      TORCH_CHECK(*common == tensor.device() || mixesDevices(op, stack),
                   "Expected all tensors to be on the same device, but found at least two "
                   "devices, ",
-                  *common, " and ", tensor.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
+                  *common, " and ", tensor.device(), "! (when checking the arguments of ", op.operator_name(), ")");
     }
   };
-  forEachTensor(argumentsOf(op_, stack_), visit);
-  if (common && scalar && common->is_cuda() && !mixesDevices()) {
-    refuseNumber(*scalar, *common);
+  forEachTensor(argumentsOf(op, stack), visit);
+  if (common && scalar && common->is_cuda() && !mixesDevices(op, stack)) {
+    refuseNumber(op, stack, *scalar, *common);
   }
   return common ? common : scalar;
 }
 
-// Raises for a CPU tensor without dimensions that does not mix with `common`: a written one, as
-// `TensorIteratorBase::compute_types()` does, or any that is compared: NOTE [Operators that compare devices].
-void DeviceRules::refuseNumber(Device number, Device common) const {
-  const auto& declared = op_.schema().arguments();
-  const auto arguments = topOf(stack_, declared.size());
-  const bool compares = hooks().kernels.compareDevices(op_);
-  for (std::size_t i = 0; i < declared.size(); ++i) {
-    const bool is_compared = compares && (!declared[i].kwarg_only() || declared[i].is_out());
-    const bool is_written = isWritten(declared[i]) && arguments[i].isTensor();
-    TORCH_CHECK(!(is_compared || is_written) || !hasTensor(arguments[i], isCpuScalar),
-                "Expected all tensors to be on the same device, but found at least two devices, ", common, " and ",
-                number, "! (when checking argument `", declared[i].name(), "` of ", op_.operator_name(), ")");
-  }
-}
-
 // Like the indexing kernels: `check_indices_on_cpu_or_selfdevice()` and `_index_put_impl_()`
 // (TensorAdvancedIndexing.cpp). The latter moves indices to the device of `self`, and numbers as well.
-void DeviceRules::checkIndices() const {
-  const auto arguments = argumentsOf(op_, stack_);
-  if (readsByIndex(op_)) {
+void checkIndices(const OperatorHandle& op, const Stack& stack) {
+  const auto arguments = argumentsOf(op, stack);
+  if (readsByIndex(op)) {
     const Device device = arguments[0].toTensor().device();
     TORCH_CHECK(device.is_meta() || !hasTensor(arguments[1],
                                                [device](const at::Tensor& index) {
                                                  return !index.is_cpu() && index.device() != device;
                                                }),
                 "indices should be either on cpu or on the same device as the indexed tensor (", device, ")");
-  } else if (writesByIndex(op_)) {
+  } else if (writesByIndex(op)) {
     const Device device = arguments[0].toTensor().device();
     const at::Tensor& value = arguments[2].toTensor();
     const bool is_number = value.dim() == 0 || (value.numel() == 1 && value.is_cpu() && onlyMasks(arguments[1]) &&
                                                 !arguments[3].toBool());  // `canDispatchToMaskedFill()`
     TORCH_CHECK(device.is_meta() || is_number || value.device() == device,
                 "Expected all tensors to be on the same device, but found at least two devices, ", device, " and ",
-                value.device(), "! (when checking the arguments of ", op_.operator_name(), ")");
+                value.device(), "! (when checking the arguments of ", op.operator_name(), ")");
   }
 }
 
 // Like `copy_impl()`. A fake represents a tensor with values, unless it is on the meta device.
-void DeviceRules::checkThatValuesExist() const {
-  const std::string& name = op_.schema().name();
-  const auto arguments = argumentsOf(op_, stack_);
-  const bool is_lost = copiesSecond(op_) ? isOnMeta(arguments[1]) && !isOnMeta(arguments[0])
-                                         : name == "aten::_to_copy" && isOnMeta(arguments[0]) &&
-                                               !explicitDevice().value_or(c10::kMeta).is_meta();
+void checkThatValuesExist(const OperatorHandle& op, const Stack& stack) {
+  const std::string& name = op.schema().name();
+  const auto arguments = argumentsOf(op, stack);
+  const bool is_lost = copiesSecond(op) ? isOnMeta(arguments[1]) && !isOnMeta(arguments[0])
+                                        : name == "aten::_to_copy" && isOnMeta(arguments[0]) &&
+                                              !explicitDevice(op, stack).value_or(c10::kMeta).is_meta();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_lost, "Cannot copy out of meta tensor; no data!");
 }
 
-bool DeviceRules::namesFakeDevice() const {
-  const auto device = explicitDevice();
-  return device && device->is_cuda() && hooks().devices.count() > 0;
+}  // namespace
+
+Device outputDevice(const OperatorHandle& op, const Stack& stack) {
+  checkThatValuesExist(op, stack);
+  checkIndices(op, stack);
+  if (const auto device = explicitDevice(op, stack)) {
+    hooks().devices.check(withIndex(*device));
+    return withIndex(*device);
+  }
+  const Device device = commonDeviceOfTensors(op, stack).value_or(Device{c10::kCPU});
+  checkGenerators(op, stack, device);
+  checkSource(op, stack, device);
+  return device;
 }
 
-bool DeviceRules::mixesDevices() const {
-  if (looksUpInMeta(op_)) {
-    const c10::IValue& weight = argumentsOf(op_, stack_)[0];
-    return weight.isTensor() && weight.toTensor().is_meta();
-  }
-  return mayMixDevices(op_) || hasFakeImplementation(op_);
+int deviceArgument(const OperatorHandle& op) {
+  const bool has_rule = op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect) || takesTensorOptions(op.schema());
+  return has_rule ? findArgument(op.schema(), "device") : -1;
+}
+
+bool namesFakeDevice(const OperatorHandle& op, const Stack& stack) {
+  const auto device = explicitDevice(op, stack);
+  return device && device->is_cuda() && hooks().devices.count() > 0;
 }
 
 }  // namespace torchext

@@ -1,14 +1,12 @@
 #pragma once
 
-#include <optional>
-
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 
 namespace torchext {
 
-// Determines the device of an operator's outputs without running it:
+// Returns the device of the outputs of a call of `op` with the arguments on top of `stack`, without running it:
 //
 //   1. the `device` argument, if the operator selects its backend by it (it has a BackendSelect kernel);
 //   2. the `device` argument, if the operator takes TensorOptions (`dtype`, `layout`, `device`, `pin_memory`);
@@ -17,36 +15,16 @@ namespace torchext {
 //   4. the CPU.
 //
 // A `device` argument that is None leaves the decision to the next rule.
-class DeviceRules {
- public:
-  DeviceRules(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
+//
+// Raises PyTorch's errors: "Expected all tensors to be on the same device" if the operator does not mix the devices of
+// the arguments, "Cannot copy out of meta tensor; no data!", and the errors for a generator or a storage of another
+// device.
+c10::Device outputDevice(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-  // Raises PyTorch's errors: "Expected all tensors to be on the same device" if the operator does not mix the devices
-  // of the arguments, "Cannot copy out of meta tensor; no data!", and the errors for a generator or a storage of
-  // another device.
-  c10::Device outputDevice() const;
+// Returns the position in the schema of the `device` argument of rules 1 and 2, or -1.
+int deviceArgument(const c10::OperatorHandle& op);
 
-  // Returns the position in the schema of the `device` argument of rules 1 and 2, or -1.
-  int deviceArgument() const noexcept {
-    return device_argument_;
-  }
-
-  // Returns true if the device argument names a CUDA device that does not exist: NOTE [Fake CUDA].
-  bool namesFakeDevice() const;
-
- private:
-  std::optional<c10::Device> explicitDevice() const;
-  std::optional<c10::Device> commonDeviceOfTensors() const;
-  bool mixesDevices() const;
-  void checkThatValuesExist() const;
-  void checkGenerators(c10::Device device) const;
-  void checkIndices() const;
-  void checkSource(c10::Device device) const;
-  void refuseNumber(c10::Device number, c10::Device common) const;
-
-  const c10::OperatorHandle& op_;
-  const torch::jit::Stack& stack_;
-  int device_argument_ = -1;
-};
+// Returns true if the device argument names a CUDA device that does not exist: NOTE [Fake CUDA].
+bool namesFakeDevice(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 }  // namespace torchext

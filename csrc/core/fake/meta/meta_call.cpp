@@ -253,7 +253,7 @@ class MetaCall {
 
   void convertArguments() {
     const auto& arguments = op_.schema().arguments();
-    const int device_argument = runsOnFakes() ? -1 : DeviceRules{op_, called_}.deviceArgument();
+    const int device_argument = runsOnFakes() ? -1 : deviceArgument(op_);
     for (const auto i : c10::irange(arguments.size())) {
       stack_[i] =
           static_cast<int>(i) == device_argument ? IValue{c10::Device{c10::kMeta}} : toShadow(stack_[i], arguments[i]);
@@ -399,7 +399,7 @@ MetaPlan planOnMeta(const OperatorHandle& op, const Stack& stack) {
     checkCanBeFaked(op, stack);
     refuseToWriteIntoRealTensors(op, stack);
     hooks().trials.refuseOverlap(op, stack);
-    return {nullptr, DeviceRules{op, stack}.outputDevice(), metadataKernelFor(op, stack)};
+    return {nullptr, outputDevice(op, stack), metadataKernelFor(op, stack)};
   } catch (const c10::Error&) {
     return {std::current_exception()};
   }
