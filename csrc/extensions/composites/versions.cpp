@@ -22,6 +22,11 @@ const OperatorSet fillsResult{"fill a new tensor by an operator",
                               {"aten::arange", "aten::eye", "aten::full", "aten::linspace", "aten::logspace",
                                "aten::ones", "aten::range", "aten::zeros"}};
 
+// Returns true for `_foreach_add_` and similar operators, which write to the tensors in their first argument, a list.
+bool writesForeach(const OperatorHandle& op) {
+  return op.schema().name().rfind("aten::_foreach_", 0) == 0 && isWritten(op.schema().arguments().front());
+}
+
 }  // namespace
 
 void countVersions(at::TensorList written) {

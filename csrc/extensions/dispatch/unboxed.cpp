@@ -231,8 +231,8 @@ template <typename Operator>
 Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
   using Kernel = UnboxedKernel<Operator>;
   static const OperatorHandle op = Kernel::handle();
-  static const PureKernels kernels{op};
-  if (isAnsweredHere(op, keys) && kernels.areUnchanged(op) && canBeAliased(self)) {
+  static const auto kernels = hasPureKernels(op) ? std::optional{kernelsOf(op)} : std::nullopt;
+  if (isAnsweredHere(op, keys) && kernels && areUnchanged(*kernels, op) && canBeAliased(self)) {
     Tensor result = makeFakeView(self, *self.unsafeGetTensorImpl());
     countHit(op, /*scratch=*/nullptr, [&] { return Results{result}; });
     return result;

@@ -162,12 +162,12 @@ CallKernels kernelsOf(const c10::OperatorHandle& op) {
   return kernels;
 }
 
-bool PureKernels::areUnchanged(const c10::OperatorHandle& op) const {
+bool areUnchanged(const CallKernels& kernels, const c10::OperatorHandle& op) {
   const auto& slots = computingSlots();
-  return were_pure_ && std::equal(slots.begin(), slots.end(), kernels_.begin(),
-                                  [&op](const KernelSlot& slot, const c10::KernelFunction& kernel) {
-                                    return identityOf(slot.of(op)) == identityOf(kernel);
-                                  });
+  return std::equal(slots.begin(), slots.end(), kernels.begin(),
+                    [&op](const KernelSlot& slot, const c10::KernelFunction& kernel) {
+                      return identityOf(slot.of(op)) == identityOf(kernel);
+                    });
 }
 
 bool isPlainFake(const Tensor& tensor) {

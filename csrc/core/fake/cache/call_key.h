@@ -157,18 +157,8 @@ bool hasPureKernels(const c10::OperatorHandle& op);
 using CallKernels = std::array<c10::KernelFunction, 2>;
 CallKernels kernelsOf(const c10::OperatorHandle& op);
 
-// The kernels of an operator when this object was made.
-class PureKernels {
- public:
-  explicit PureKernels(const c10::OperatorHandle& op) : kernels_{kernelsOf(op)}, were_pure_{hasPureKernels(op)} {}
-
-  // Returns true if they depend only on what a key contains, and are still the operator's kernels.
-  bool areUnchanged(const c10::OperatorHandle& op) const;
-
- private:
-  CallKernels kernels_;
-  bool were_pure_;
-};
+// Returns true if `kernels`, which were those of `op`, still are.
+bool areUnchanged(const CallKernels& kernels, const c10::OperatorHandle& op);
 
 // Returns true for a fake that a key describes, except for its sizes, by its storage and dtype.
 bool isPlainFake(const at::Tensor& tensor);

@@ -167,10 +167,6 @@ bool onlyMakesViews(const OperatorHandle& op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isWritten);
 }
 
-bool viewsAsDtype(const OperatorHandle& op) {
-  return op.schema().name() == "aten::view" && op.schema().overload_name() == "dtype";
-}
-
 bool declaresNoSharing(const OperatorHandle& op) {
   const auto& schema = op.schema();
   const auto is_shared = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
@@ -237,10 +233,6 @@ bool lacksValues(const OperatorHandle& op, const Stack& stack) {
   const bool is_told = !argumentNamed(op, argumentsOf(op, stack), "output_size").isNone() &&
                        namespaceOf(op.operator_name()) == "aten" && isTagged(op, at::Tag::dynamic_output_shape);
   return !is_told && needsValues(op, stack);
-}
-
-bool writesForeach(const OperatorHandle& op) {
-  return op.schema().name().rfind("aten::_foreach_", 0) == 0 && isWritten(op.schema().arguments().front());
 }
 
 bool writesArgument(const OperatorHandle& op, const Stack& stack, std::size_t position) {

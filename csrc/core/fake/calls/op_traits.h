@@ -39,10 +39,6 @@ bool takesTensorOptions(const c10::FunctionSchema& schema);
 // Returns true for an operator that only returns views of arguments, and writes to no argument.
 bool onlyMakesViews(const c10::OperatorHandle& op);
 
-// Returns true for `view(dtype)`. The inference mode of the call, not the argument, decides whether its result is an
-// inference tensor: `view_dtype()` (TensorConversions.cpp) makes a new tensor on the storage.
-bool viewsAsDtype(const c10::OperatorHandle& op);
-
 // Returns true for a PyTorch operator that declares that its results do not alias its arguments.
 bool declaresNoSharing(const c10::OperatorHandle& op);
 
@@ -73,9 +69,6 @@ bool isMaskedIndexing(const c10::OperatorHandle& op, const torch::jit::Stack& st
 
 // Returns true if values are needed and no other argument replaces them, as `repeat_interleave(output_size=)` does.
 bool lacksValues(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-
-// Returns true for `_foreach_add_` and similar operators, which write to the tensors in their first argument, a list.
-bool writesForeach(const c10::OperatorHandle& op);
 
 // Returns true if the call writes to its argument at `position`: because the schema declares it, or because the
 // argument holds running statistics of batch normalization, which kernels update without declaring it.

@@ -216,7 +216,9 @@ RecipeBuilder::TensorRecipe RecipeBuilder::describe(const Tensor& result, c10::D
     const c10::Device own = isFake(result) || !result.is_meta() ? result.device() : device;
     return {Source::kNewStorage, numberOfStorage(result.storage(), own), std::move(form)};
   }
-  if (viewsAsDtype(op_)) {
+  // The inference mode of the call, not the argument, decides whether the result of `view(dtype)` is an inference
+  // tensor: `view_dtype()` (TensorConversions.cpp) makes a new tensor on the storage.
+  if (op_.schema().name() == "aten::view" && op_.schema().overload_name() == "dtype") {
     return {Source::kOnArgument, numberOf(*base), std::move(form)};
   }
   checkInBounds(*form, result.storage().nbytes());
