@@ -53,16 +53,13 @@ void setDtype(DeviceType device_type, ScalarType dtype) {
   }
 }
 
-void restore(const OpenRegion& region) {
-  autocast::set_autocast_enabled(region.device_type, region.previous.is_enabled);
-  setDtype(region.device_type, region.previous.dtype);
-  autocast::set_autocast_cache_enabled(region.previous.is_caching);
-}
-
-// `left` ends while later regions are still open: the next one inherits the state that `left` would restore.
-void handOver(const OpenRegion& left, OpenRegion* begin, OpenRegion* end) {
+// Restores the state before `left`. If regions that were entered later are still open, from `begin` to `end`, the next
+// one of them inherits this state, to restore it.
+void restore(const OpenRegion& left, OpenRegion* begin, OpenRegion* end) {
   if (begin != end) {
     begin->previous.is_caching = left.previous.is_caching;
+  } else {
+    autocast::set_autocast_cache_enabled(left.previous.is_caching);
   }
   const auto next =
       std::find_if(begin, end, [&left](const OpenRegion& later) { return later.device_type == left.device_type; });
@@ -114,12 +111,8 @@ void leaveRegion(BlockOwner owner) {
               "time that it was entered, on the same thread, or use `with`.");
   const OpenRegion left = std::move(*position);
   const auto later = regions.erase(position);
-  if (later == regions.end()) {
-    restore(left);
-  } else {
-    OpenRegion* const end = regions.data() + regions.size();
-    handOver(left, end - (regions.end() - later), end);
-  }
+  OpenRegion* const end = regions.data() + regions.size();
+  restore(left, end - (regions.end() - later), end);
   if (left.is_self_cleaning) {
     hooks().guards.endCleaning();
   }

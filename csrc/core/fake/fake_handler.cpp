@@ -3,9 +3,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty_strided.h>

@@ -7,7 +7,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torchext/macros.h>
 
-#include "cache/call_key.h"
 #include "meta/meta_call.h"
 
 namespace torchext {

@@ -1,6 +1,6 @@
 #include "inference_mode.h"
 
-#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -60,16 +60,14 @@ void leave(OpenBlocks& blocks, OpenBlocks::iterator block) {
   blocks.erase(block);
 }
 
-ThreadMode modeOf(ModeBlock kind, const ThreadMode& current) {
-  return kind == ModeBlock::kNormalTensors ? current.normalTensors() : current.inference(kind == ModeBlock::kInference);
-}
-
 }  // namespace
 
 void enterModeBlock(BlockOwner owner, ModeBlock kind) {
   OpenBlocks& blocks = openBlocks();
   blocks.push_back({owner, ThreadMode::current()});
-  modeOf(kind, blocks.back().previous).makeCurrent();
+  const ThreadMode& current = blocks.back().previous;
+  const bool is_inference = kind == ModeBlock::kInference;
+  (kind == ModeBlock::kNormalTensors ? current.normalTensors() : current.inference(is_inference)).makeCurrent();
 }
 
 void leaveModeBlock(BlockOwner owner) {

@@ -38,7 +38,6 @@
 #include <c10/core/Scalar.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
-#include <torchext/macros.h>
 
 #include "../../../libraries/support/locks.h"
 #include "../../fake/storage/fake_storage.h"

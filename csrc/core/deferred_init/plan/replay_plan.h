@@ -25,7 +25,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
-#include <torchext/macros.h>
 
 #include "../../hooks/hooks.h"
 #include "../graph/op_graph.h"

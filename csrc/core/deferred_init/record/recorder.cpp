@@ -117,10 +117,11 @@ class RecordedCall {
         passOnBelow();
         break;
       case RecorderOutcome::kLifts:
-        liftConstant();
+        stack_.back() = deferConstant(stack_.back().toTensor());
         break;
       case RecorderOutcome::kCommunicates:
-        communicate();
+        hooks().collectives.makeDeferredReal(op_, arguments());
+        op_.callBoxed(stack_);
         break;
       case RecorderOutcome::kSynchronizes:
         hooks().collectives.synchronize(op_, stack_);
@@ -192,8 +193,8 @@ class RecordedCall {
   // The written storages, and their indices in `OpNode::written()`.
   using Writes = std::vector<std::pair<c10::Storage, std::size_t>>;
 
-  Stack arguments() const {
-    return topOf(stack_, num_arguments_).vec();
+  c10::ArrayRef<IValue> arguments() const {
+    return topOf(stack_, num_arguments_);
   }
 
   // The user's mode or subclass decides what the call does. The operators that it calls are recorded instead of the
@@ -209,7 +210,7 @@ class RecordedCall {
                     [&](const Tensor& tensor) { inspectTensor(tensor, writesArgument(op_, stack_, i)); });
     }
     if (has_deferred_ && has_foreign_fake_) {
-      hooks().owners.refuseToMix(op_, topOf(stack_, num_arguments_));
+      hooks().owners.refuseToMix(op_, arguments());
     }
   }
 
@@ -230,18 +231,15 @@ class RecordedCall {
   }
 
   bool isAboutDeferred() const {
-    if (has_deferred_) {
-      return true;
-    }
-    return !has_unrecorded_fake_ && !has_foreign_fake_ && isFactoryOfDeferred(op_, topOf(stack_, num_arguments_)) &&
-           !isMadeByFakeTensorMode();
+    return has_deferred_ || (!has_unrecorded_fake_ && !has_foreign_fake_ && isFactoryOfDeferred(op_, arguments()) &&
+                             !isMadeByFakeTensorMode());
   }
 
   // `MetaConverter` (meta_utils.py) disables the handlers of `__torch_dispatch__` while it makes a meta tensor for the
   // tensor that it converts.
   bool isMadeByFakeTensorMode() const {
-    return isInKernelOfFakeTensorMode() || (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) &&
-                                            outputDevice(op_, stack_).is_meta());
+    return isInKernelOfFakeTensorMode() ||
+           (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) && outputDevice(op_, stack_).is_meta());
   }
 
   bool isConstant() const {
@@ -291,8 +289,7 @@ class RecordedCall {
 
   // Values cannot be read on a fake device.
   bool isOnMissingDevice() const {
-    return hasTensor(topOf(stack_, num_arguments_),
-                     [](const Tensor& tensor) { return hooks().devices.isMissing(tensor.device()); });
+    return hasTensor(arguments(), [](const Tensor& tensor) { return hooks().devices.isMissing(tensor.device()); });
   }
 
   // An operator that only makes views writes nothing: the views show existing storages.
@@ -308,16 +305,6 @@ class RecordedCall {
   void passOnBelow() {
     const c10::impl::ExcludeDispatchKeyGuard guard{kDeferredInit};
     op_.redispatchBoxed(keys_ & kBelowDeferredInit, &stack_);
-  }
-
-  void communicate() {
-    hooks().collectives.makeDeferredReal(op_, topOf(stack_, num_arguments_));
-    op_.callBoxed(stack_);
-  }
-
-  void liftConstant() {
-    const Tensor constant = torch::jit::pop(stack_).toTensor();
-    torch::jit::push(stack_, deferConstant(constant));
   }
 
   // The same as `.data = deferred`. The real kernel would compare the memory of the storages (`checkSetStorage()`,
@@ -379,7 +366,7 @@ class RecordedCall {
       runAsFake();
       return;
     }
-    const Stack called = arguments();
+    const Stack called = arguments().vec();
     if (!tryRunAsFake()) {
       fallBackToRealRun(called);
     }
@@ -396,7 +383,7 @@ class RecordedCall {
     const std::vector<PendingWrite> written = writtenArguments();
     // Both are taken before the call, which may change the metadata of its arguments.
     const auto node = std::make_shared<OpNode>(op_, stack_);
-    const Stack called = arguments();
+    const Stack called = arguments().vec();
     try {
       if (!tryRunAsFake()) {
         fallBackToRealRun(called);

@@ -318,7 +318,8 @@ void Replay::runOnce(const PlannedOperator& planned) {
   if (!has_run_steps) {
     call(node, stack);
   }
-  if (readsParts(planned)) {
+  const auto is_part = [this](const LiveValue& read) { return read.hasWriter() && plan_.of(read).parts; };
+  if (std::any_of(planned.reads.begin(), planned.reads.end(), is_part)) {
     forEachTensor(topOf(stack, stack.size()),
                   [&node](const Tensor& result) { hooks().parts.checkIsExact(node, result); });
   }
@@ -329,11 +330,6 @@ void Replay::runOnce(const PlannedOperator& planned) {
       finish(plan_.operators()[step]);
     }
   }
-}
-
-bool Replay::readsParts(const PlannedOperator& planned) const {
-  return std::any_of(planned.reads.begin(), planned.reads.end(),
-                     [this](const LiveValue& read) { return read.hasWriter() && plan_.of(read).parts; });
 }
 
 // Returns false, without an effect, if the caller must call the fill.

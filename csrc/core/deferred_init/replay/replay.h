@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <vector>
 
 #include <c10/util/FunctionRef.h>
@@ -53,7 +51,6 @@ class TORCHEXT_API Replay {
   bool fillWithSteps(const PlannedOperator& planned, torch::jit::Stack& stack);
   void runOnce(const PlannedOperator& planned);
   bool takeOver(const PlannedOperator& planned);
-  bool readsParts(const PlannedOperator& planned) const;
   void runForParts(const PlannedOperator& planned);
 
   std::vector<at::Tensor> makeArguments(const PlannedOperator& planned, const std::vector<ValueMemory>& writable);

@@ -184,8 +184,11 @@ void MetadataCache::remember(const CallKey& key, std::shared_ptr<const ResultRec
   entries_.splice(entries_.begin(), added);
   index_.emplace(View{entries_.front().words, view.hash}, entries_.begin());
   num_words_ += key.words().size();
-  while (isTooLarge()) {
-    forgotten.splice(forgotten.end(), takeOldest());
+  while (entries_.size() > kMaxEntries || num_words_ > kMaxWords) {
+    const auto oldest = std::prev(entries_.end());
+    index_.erase(View{oldest->words, oldest->hash});
+    num_words_ -= oldest->words.size();
+    forgotten.splice(forgotten.end(), entries_, oldest);
   }
 }
 
@@ -204,19 +207,6 @@ void MetadataCache::clear() {
   forgotten.swap(entries_);
   num_words_ = 0;
   info_ = {};
-}
-
-bool MetadataCache::isTooLarge() const noexcept {
-  return entries_.size() > kMaxEntries || num_words_ > kMaxWords;
-}
-
-MetadataCache::Entries MetadataCache::takeOldest() {
-  Entries taken;
-  const auto oldest = std::prev(entries_.end());
-  index_.erase(View{oldest->words, oldest->hash});
-  num_words_ -= oldest->words.size();
-  taken.splice(taken.begin(), entries_, oldest);
-  return taken;
 }
 
 MetadataCache& metadataCache() {

@@ -11,7 +11,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
@@ -177,9 +176,6 @@ class MetadataCache {
       return view.hash;
     }
   };
-
-  bool isTooLarge() const noexcept;
-  Entries takeOldest();
 
   Entries entries_;  // the most recently used first
   ska::flat_hash_map<View, Entries::iterator, HashOfView> index_;

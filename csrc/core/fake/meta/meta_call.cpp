@@ -16,7 +16,6 @@
 
 #include "../../../libraries/support/held_warnings.h"
 #include "../../../libraries/support/interpreter.h"
-#include "../../../libraries/support/plain_tensors.h"
 #include "../../../libraries/support/stack_utils.h"
 #include "../../hooks/hooks.h"
 #include "../calls/errors.h"

@@ -33,10 +33,6 @@ Storage makeMetaStorage(std::size_t nbytes) {
                                                        /*resizable=*/true)};
 }
 
-Storage fakeStorageLike(const Storage& storage) {
-  return makeFakeStorage(storage.nbytes(), storage.device(), isPinnedStorage(storage));
-}
-
 // Returns a tensor on `storage`, which is on the meta device, with the metadata of `tensor`.
 Tensor metaOf(const Tensor& tensor, Storage storage) {
   DispatchKeySet keys{c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, c10::kMeta)};
@@ -81,7 +77,8 @@ Storage Shadows::of(const Storage& storage) {
   if (const Storage* known = substitution_.substituteOf(storage)) {
     return *known;
   }
-  Storage shadow = kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes()) : fakeStorageLike(storage);
+  Storage shadow = kind_ == Kind::kMeta ? makeMetaStorage(storage.nbytes())
+                                        : makeFakeStorage(storage.nbytes(), storage.device(), isPinnedStorage(storage));
   substitution_.add(storage, shadow);
   return shadow;
 }

@@ -2,7 +2,6 @@
 
 #include <c10/core/DispatchKeySet.h>
 #include <c10/macros/Macros.h>
-#include <torch/library.h>
 #include <torchext/macros.h>
 
 #include "../../../libraries/support/included_key.h"

@@ -1,7 +1,6 @@
 #include "fake_tensor_impl.h"
 
 #include <utility>
-#include <vector>
 
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

@@ -146,8 +146,6 @@ c10::DispatchKeySet fakeBackendKeys(c10::ScalarType dtype, c10::Device device);
 // Lists of tensors without references to them: those on a fake storage, for NOTE [Materializing in place], and those
 // that have retained a recording. A tensor is on one list, and leaves it when it gets other data or is freed.
 
-class FakeTensorImpl;
-
 // Adds `impl` to the list of `storage` and gives it the storage's keys. Does nothing for a real storage.
 void addResident(const c10::Storage& storage, FakeTensorImpl& impl);
 
