@@ -5,7 +5,7 @@
 #include "../core/fake/meta/meta_call.h"
 #include "../core/hooks/hooks.h"
 #include "../libraries/support/large_memory.h"
-#include "amp/amp_handler.h"
+#include "amp/amp_tensor.h"
 #include "collectives/collectives.h"
 #include "composites/composites.h"
 #include "composites/gradient_factories.h"

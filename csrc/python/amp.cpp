@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -261,38 +259,18 @@ void wrapTensors(const std::vector<at::Tensor>& tensors) {
     checkCanBeWrapped(tensor);
   }
   for (const at::Tensor& tensor : tensors) {
-    wrap(tensor);
+    makeAmp(tensor);
   }
 }
 
-// By the values of CastPolicy.
-constexpr std::array<const char*, 5> kPolicyNames{"lower_precision", "float32", "promote", "fallthrough", "banned"};
-
-c10::DeviceType existingDeviceType(const std::string& name) {
-  const auto device_type = deviceTypeNamed(name);
-  TORCH_INTERNAL_ASSERT(device_type);
-  return *device_type;
+void registerPolicyByNumber(const std::vector<std::pair<std::string, std::string>>& operators,
+                            int policy,
+                            const std::vector<at::Device>& devices) {
+  registerPolicy(operators, static_cast<CastPolicy>(policy), devices);
 }
 
-void registerPolicyByName(const std::vector<std::pair<std::string, std::string>>& operators,
-                          const std::string& policy,
-                          const std::vector<std::string>& device_types) {
-  std::vector<c10::OperatorName> names;
-  names.reserve(operators.size());
-  for (const auto& [name, overload] : operators) {
-    names.emplace_back(name, overload);
-  }
-  std::vector<c10::DeviceType> types;
-  types.reserve(device_types.size());
-  for (const std::string& device_type : device_types) {
-    types.push_back(existingDeviceType(device_type));
-  }
-  const auto* const found = std::find(kPolicyNames.begin(), kPolicyNames.end(), policy);
-  registerPolicy(names, static_cast<CastPolicy>(found - kPolicyNames.begin()), types);
-}
-
-std::string policyByName(const std::string& name, const std::string& overload, const std::string& device_type) {
-  return kPolicyNames.at(static_cast<std::size_t>(policyOf({name, overload}, existingDeviceType(device_type))));
+int policyNumber(const std::string& name, const std::string& overload, at::Device device) {
+  return static_cast<int>(policyOf({name, overload}, device.type()));
 }
 
 }  // namespace
@@ -307,8 +285,8 @@ void bindAmp(pybind11::module_& module) {
   bind(module, "wrap_amp", wrapTensors);
   bind(module, "make_amp_like", [](const at::Tensor& tensor, const at::Tensor& like) { makeAmpLike(tensor, like); });
   bind(module, "unwrap_amp", [](const at::Tensor& tensor) { makeOrdinary(tensor); });
-  bind(module, "register_policy", registerPolicyByName);
-  bind(module, "policy", policyByName);
+  bind(module, "register_policy", registerPolicyByNumber);
+  bind(module, "policy", policyNumber);
   bind(module, "is_region_deciding", isRegionDeciding);
   module.def("enter_compiled_code", [] { OpenGuards<CompiledCodeGuard>::enter(kAnyOwner); });
   // Nothing is open if the code was entered before the function that enters it was replaced.

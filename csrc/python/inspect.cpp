@@ -17,7 +17,7 @@
 #include "../core/fake/fake_handler.h"
 #include "../core/fake/storage/fake_keys.h"
 #include "../core/torch_internals/dispatcher_internals.h"
-#include "../extensions/amp/amp_handler.h"
+#include "../extensions/amp/amp_tensor.h"
 #include "../libraries/support/operator_table.h"
 #include "../libraries/support/sizes.h"
 #include "../libraries/support/stack_utils.h"

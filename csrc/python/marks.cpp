@@ -1,6 +1,5 @@
 #include <ATen/core/Tensor.h>
 
-#include "../extensions/marks/marks_key.h"
 #include "../extensions/marks/tensor_marks.h"
 #include "bind.h"
 #include "module.h"

@@ -15,8 +15,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torchext/fake_tensor.h>
 
+#include "../core/fake/fake.h"
 #include "../core/fake/storage/fake_storage.h"
-#include "../extensions/marks/marks_key.h"
 #include "../extensions/marks/tensor_marks.h"
 #include "../libraries/support/sizes.h"
 #include "bind.h"

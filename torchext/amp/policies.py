@@ -13,6 +13,7 @@ from .. import _C
 
 __all__ = ["policy", "register_policy"]
 
+# In the order of `CastPolicy` of csrc/extensions/amp/policies.h.
 POLICIES = ("lower_precision", "float32", "promote", "fallthrough")
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -45,7 +46,7 @@ def register_policy(op: Operator, policy: str, device_types: Iterable[str] = DEV
     types = list(dict.fromkeys([device_types] if isinstance(device_types, str) else device_types))
     for device_type in types:
         _check_device_type(device_type)
-    _C.register_policy(_overloads(op), policy, types)
+    _C.register_policy(_overloads(op), POLICIES.index(policy), list(map(torch.device, types)))
 
 
 def policy(op: Operator, device_type: str) -> str:
@@ -70,7 +71,8 @@ def policy(op: Operator, device_type: str) -> str:
         'lower_precision'
     """
     _check_device_type(device_type)
-    found = {overload: _C.policy(name, overload, device_type) for name, overload in _overloads(op)}
+    numbers = {overload: _C.policy(name, overload, torch.device(device_type)) for name, overload in _overloads(op)}
+    found = {overload: (*POLICIES, "banned")[number] for overload, number in numbers.items()}
     if "" in found:
         return found[""]
     if len(set(found.values())) > 1:

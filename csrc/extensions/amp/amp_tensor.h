@@ -1,13 +1,11 @@
 #pragma once
 
-#include <vector>
+#include <cstdint>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/util/SmallVector.h>
 #include <torchext/macros.h>
 
 #include "../marks/tensor_marks.h"
@@ -16,10 +14,10 @@ namespace torchext {
 
 // NOTE [AmpTensors]
 //
-// An AmpTensor is a tensor with a mark, NOTE [Marked tensors] in tensor_marks.h. Calls with such a tensor go to
-// amp_handler.h, which marks the results; other calls are unaffected. The key of marked tensors is above autograd,
-// autocast and torchext's keys: a fake or deferred AmpTensor is handled as such below it, and casts are recorded like
-// any other operator.
+// An AmpTensor is a tensor with a mark, NOTE [Marked tensors] in tensor_marks.h. Calls with such a tensor go to a
+// handler, which marks the results; other calls are unaffected. The key of marked tensors is above autograd, autocast
+// and torchext's keys: a fake or deferred AmpTensor is handled as such below it, and casts are recorded like any other
+// operator.
 
 // NOTE [Self-cleaning results]
 //
@@ -41,14 +39,11 @@ inline bool isToBeCleaned(const at::TensorBase& tensor) {
   return ampMarkOf(*tensor.unsafeGetTensorImpl()) == AmpMark::kToBeCleaned;
 }
 
-// Makes `tensor` an AmpTensor of the first kind, for a call by the user. Works in place, like `requires_grad_()`: no
-// other thread may access the tensor. Raises if the tensor cannot be marked.
-TORCHEXT_API void wrap(const at::TensorBase& tensor);
-
-// Raises the errors of wrap().
+// Raises if `tensor` cannot be marked.
 TORCHEXT_API void checkCanBeWrapped(const at::TensorBase& tensor);
 
-// The same as wrap() for results of operators. These stay ordinary if they cannot be marked.
+// Makes `tensor` an AmpTensor of the first kind. Works in place, like `requires_grad_()`: no other thread may access
+// the tensor. It stays ordinary if it cannot be marked.
 inline void makeAmp(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kWrapped);
 }
@@ -71,42 +66,34 @@ inline void makeOrdinary(const at::TensorBase& tensor) {
   setAmpMark(*tensor.unsafeGetTensorImpl(), AmpMark::kNone);
 }
 
-// The properties of the arguments of a call that decide its handling.
-struct AmpArguments {
-  AmpArguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-
-  // All tensors, and those that the call writes. For operators on lists, only tensors in lists.
-  c10::SmallVector<at::Tensor, 4> all;
-  c10::SmallVector<at::Tensor, 2> written;
-  // Whether any of them is wrapped, and the autocast keys for the devices of the wrapped ones.
-  bool has_wrapped = false;
-  c10::DispatchKeySet autocast_keys;
-  // For operators that apply to each element of lists (`_foreach_add_`, `_fused_adam_`): whether element i involves a
-  // wrapped tensor. Empty for all other operators, and if no tensor is wrapped.
-  std::vector<bool> has_wrapped_at;
-  // The dtype of a tensor for which isUnclean() holds, or Undefined.
-  at::ScalarType unclean = at::ScalarType::Undefined;
-  // The storages of tensors that will be cleaned, by this call or a later one.
-  c10::SmallVector<const c10::StorageImpl*, 2> to_be_cleaned;
-  // Whether they have different dtypes among those that autocast casts.
-  bool is_mixture = false;
-
- private:
-  void inspectTensor(const at::Tensor& tensor);
+// The handler receives all calls in a self-cleaning region, and all calls with AmpTensors among their
+// arguments. It excludes its key for the calls that it makes, so it runs once for a composite, not for each of its
+// parts. Its steps:
+//
+//   1. Classify the arguments: wrapped, or made inside of a self-cleaning region and due for cleaning here.
+//   2. Pass on the operators of a backward pass: its formulas run in the dtypes of the forward pass. Recomputed
+//      operators are handled as outside of the pass, and so are mixtures of dtypes in a user-defined function.
+//   3. Autocast a call with a wrapped argument, unless an open region decides.
+//   4. Clean a call with an argument due for cleaning: cast it to float32, and cast written arguments back. Views and
+//      factories are unchanged.
+//   5. Pass on all other calls.
+//   6. Mark the results: wrapped, to be cleaned, or neither. Returned arguments keep their marks.
+//
+// AmpOutcome is its action for a call.
+enum class AmpOutcome : std::uint8_t {
+  kPassesOn,            // to the keys below
+  kPassesOnInBackward,  // the same, in a backward pass, where AmpTensors are neither autocast nor cleaned
+  kAutocasts,           // to the keys below and those of autocast
+  kCleans,              // to the keys below, with arguments cast to float32
 };
 
-// Returns true if operators autocast for the device of `tensor` here, or around the compiled code that runs here.
-bool isAutocastingFor(const at::Tensor& tensor);
+struct AmpPrediction {
+  AmpOutcome outcome;
+  c10::DispatchKeySet autocast_keys;
+};
+TORCHEXT_API AmpPrediction predictAmp(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
-// Returns true if `tensor` is marked to be cleaned, is not in float32, and operators do not autocast for it.
-bool isUnclean(const at::Tensor& tensor);
-
-// Marks the results of a call as wrapped, to be cleaned, or neither, by its arguments. Arguments keep their marks, also
-// written ones, unless a collective or FSDP moved wrapped tensors into them.
-void markResults(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
-
-// The same for a call that neither autocasts AmpTensors nor cleans: results in a self-cleaning region are marked to be
-// cleaned.
-void markResultsOfOthers(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const AmpArguments& arguments);
+// Registers the handler. Call while the library is loaded.
+void registerAmpHandler();
 
 }  // namespace torchext

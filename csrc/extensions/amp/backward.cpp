@@ -27,29 +27,19 @@ bool isRecomputingByHand() {
 
 }  // namespace
 
-BackwardGuard::BackwardGuard(bool creates_graph)
-    : creates_graph_{creates_graph},
-      previous_{std::exchange(current, BackwardState{false, false, creates_graph, regionDepth()})} {
-  passes_that_create_graphs += creates_graph_ ? 1 : 0;
+BackwardGuard::BackwardGuard(bool is_recomputation, bool has_region_decided, bool creates_graph)
+    : previous_{
+          std::exchange(current, BackwardState{is_recomputation, has_region_decided, creates_graph, regionDepth()})} {
+  passes_that_create_graphs += creates_graph ? 1 : 0;
 }
 
 BackwardGuard::~BackwardGuard() {
-  passes_that_create_graphs -= creates_graph_ ? 1 : 0;
-  current = previous_;
-}
-
-RecomputationGuard::RecomputationGuard(bool has_region_decided)
-    : previous_{std::exchange(current, BackwardState{true, has_region_decided, false, regionDepth()})} {}
-
-RecomputationGuard::~RecomputationGuard() {
+  passes_that_create_graphs -= current->creates_graph ? 1 : 0;
   current = previous_;
 }
 
 bool isInBackward() {
-  if (!isRunningBackward()) {
-    return false;
-  }
-  return !(current && current->is_recomputation) && !isRecomputingByHand();
+  return isRunningBackward() && !(current && current->is_recomputation) && !isRecomputingByHand();
 }
 
 bool isInUsersBackward() {

@@ -28,25 +28,22 @@ struct BackwardState {
 class TORCHEXT_API BackwardGuard {
  public:
   // `creates_graph`: the pass is recorded, so that it can be differentiated.
-  explicit BackwardGuard(bool creates_graph);
+  explicit BackwardGuard(bool creates_graph) : BackwardGuard{false, false, creates_graph} {}
   C10_DISABLE_COPY_AND_ASSIGN(BackwardGuard);
   ~BackwardGuard();
 
+ protected:
+  BackwardGuard(bool is_recomputation, bool has_region_decided, bool creates_graph);
+
  private:
-  bool creates_graph_;
   std::optional<BackwardState> previous_;
 };
 
 // Active during a recomputation, inside the regions that repeat the state of the forward pass.
-class TORCHEXT_API RecomputationGuard {
+class RecomputationGuard final : public BackwardGuard {
  public:
   // `has_region_decided`: the value of isRegionDeciding() in the forward pass.
-  explicit RecomputationGuard(bool has_region_decided);
-  C10_DISABLE_COPY_AND_ASSIGN(RecomputationGuard);
-  ~RecomputationGuard();
-
- private:
-  std::optional<BackwardState> previous_;
+  explicit RecomputationGuard(bool has_region_decided) : BackwardGuard{true, has_region_decided, false} {}
 };
 
 // Returns true if this thread runs a backward pass, and not a recomputation.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
@@ -21,8 +23,7 @@
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
-#include "../marks/marks_key.h"
-#include "amp_tensor.h"
+#include "../marks/tensor_marks.h"
 
 namespace torchext {
 
@@ -68,43 +69,36 @@ ScalarType widestDtype(const Stack& stack, std::size_t count, DeviceType device_
   return widest;
 }
 
-template <CastPolicy kPolicy>
-ScalarType targetDtype(const Stack& stack, std::size_t count, DeviceType device_type) {
-  if (kPolicy == CastPolicy::kLowerPrecision) {
-    return autocast::get_autocast_dtype(device_type);
-  }
-  return kPolicy == CastPolicy::kFloat32 ? at::kFloat : widestDtype(stack, count, device_type);
-}
-
 // The kernel for an `Autocast*` key of operators that follow the policy.
-template <CastPolicy kPolicy>
-void castAndRun(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  // `torch.compile` calls kernels by name (`callBoxedForDispatchKey()`), with keys that may be above theirs.
-  const DispatchKey key = (keys & c10::autocast_dispatch_keyset).highestPriorityTypeId();
-  const DeviceType device_type = deviceTypeOf(key);
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast{key};
-  const std::size_t count = op.schema().arguments().size();
-  const ScalarType dtype = targetDtype<kPolicy>(*stack, count, device_type);
-  if (dtype != ScalarType::Undefined) {
-    mapTensors(*stack, count, [dtype, device_type](const Tensor& tensor) {
-      return autocast::cached_cast(dtype, tensor, device_type);
-    });
-  }
-  op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, key}, stack);
-}
+class CastingKernel final : public c10::OperatorKernel {
+ public:
+  explicit CastingKernel(CastPolicy policy) : policy_{policy} {}
 
-torch::CppFunction kernelOf(CastPolicy policy) {
-  switch (policy) {
-    case CastPolicy::kLowerPrecision:
-      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kLowerPrecision>>();
-    case CastPolicy::kFloat32:
-      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kFloat32>>();
-    case CastPolicy::kPromote:
-      return torch::CppFunction::makeFromBoxedFunction<&castAndRun<CastPolicy::kPromote>>();
-    default:
-      TORCH_INTERNAL_ASSERT(false);
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
+    // `torch.compile` calls kernels by name (`callBoxedForDispatchKey()`), with keys that may be above theirs.
+    const DispatchKey key = (keys & c10::autocast_dispatch_keyset).highestPriorityTypeId();
+    const DeviceType device_type = deviceTypeOf(key);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast{key};
+    const std::size_t count = op.schema().arguments().size();
+    const ScalarType dtype = targetDtype(*stack, count, device_type);
+    if (dtype != ScalarType::Undefined) {
+      mapTensors(*stack, count, [dtype, device_type](const Tensor& tensor) {
+        return autocast::cached_cast(dtype, tensor, device_type);
+      });
+    }
+    op.redispatchBoxed(keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, key}, stack);
   }
-}
+
+ private:
+  ScalarType targetDtype(const Stack& stack, std::size_t count, DeviceType device_type) const {
+    if (policy_ == CastPolicy::kLowerPrecision) {
+      return autocast::get_autocast_dtype(device_type);
+    }
+    return policy_ == CastPolicy::kFloat32 ? at::kFloat : widestDtype(stack, count, device_type);
+  }
+
+  const CastPolicy policy_;
+};
 
 OperatorHandle findOperator(const OperatorName& name) {
   const auto op = c10::Dispatcher::singleton().findSchema(name);
@@ -140,54 +134,42 @@ void addKernel(const OperatorHandle& op, CastPolicy policy, DeviceType device_ty
   if (policy == CastPolicy::kFallthrough) {
     return;
   }
-  const std::string& name = op.operator_name().name;
-  const std::string name_space = name.substr(0, name.find("::"));
+  const std::string name_space{namespaceOf(op.operator_name())};
   const DispatchKey key = autocast::get_autocast_dispatch_key_from_device_type(device_type);
   // Leaked: the registration lives as long as the process.
   auto* library = new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
-  library->impl(c10::toString(op.operator_name()).c_str(), kernelOf(policy));
+  library->impl(c10::toString(op.operator_name()).c_str(),
+                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CastingKernel>(policy)));
 }
 
 }  // namespace
 
-void registerPolicy(const std::vector<OperatorName>& operators,
+void registerPolicy(const std::vector<std::pair<std::string, std::string>>& operators,
                     CastPolicy policy,
-                    const std::vector<DeviceType>& device_types) {
+                    const std::vector<c10::Device>& devices) {
   const Locked lock{LockRank::kPolicies};
-  for (const OperatorName& name : operators) {
-    const OperatorHandle op = findOperator(name);
+  for (const auto& [name, overload] : operators) {
+    const OperatorHandle op = findOperator({name, overload});
     if (policy != CastPolicy::kFallthrough) {
       checkSharesNothing(op);
     }
-    for (const DeviceType device_type : device_types) {
-      checkFree(op, device_type);
+    for (const c10::Device device : devices) {
+      checkFree(op, device.type());
     }
   }
-  for (const OperatorName& name : operators) {
-    for (const DeviceType device_type : device_types) {
-      addKernel(findOperator(name), policy, device_type);
-      registered().emplace(entryOf(name, device_type), policy);
+  for (const auto& [name, overload] : operators) {
+    for (const c10::Device device : devices) {
+      addKernel(findOperator({name, overload}), policy, device.type());
+      registered().emplace(entryOf({name, overload}, device.type()), policy);
     }
   }
-}
-
-CastPolicy policyOf(const OperatorName& name, DeviceType device_type) {
-  const OperatorHandle op = findOperator(name);
-  {
-    const Locked lock{LockRank::kPolicies};
-    const auto& policies = registered();
-    const auto found = policies.find(entryOf(name, device_type));
-    if (found != policies.end()) {
-      return found->second;
-    }
-  }
-  return probeKernel(op, device_type);
 }
 
 namespace {
 
-// The dtypes of the arguments of a kernel's inner call.
-struct ProbeResult {
+// The call of a kernel, and the dtypes of the arguments of its inner call.
+struct Probe {
+  const std::string* name;  // an operator may call another overload of itself
   std::vector<ScalarType> dtypes;
   // The dtype of the computation, from an argument `dtype`.
   std::optional<ScalarType> dtype;
@@ -198,112 +180,71 @@ struct ProbeResult {
   }
 };
 
-// The probe that this thread runs. An operator may call another overload of itself.
-struct Probe {
-  const std::string* name;
-  ProbeResult* result;
-};
-
-thread_local Probe probe{nullptr, nullptr};
+// The probe that this thread runs.
+thread_local Probe* current_probe = nullptr;
 
 // Ends the call of a probe.
 class ProbeEnded final : public std::exception {};
 
-// Makes the arguments of calls that end before the operator runs. Only the dtypes of the tensors matter.
-class ProbeArguments {
- public:
-  ProbeArguments(DeviceType device_type, ScalarType first, ScalarType others)
-      : device_{device_type, static_cast<c10::DeviceIndex>(device_type == c10::kCPU ? -1 : 0)},
-        dtype_{first},
-        others_{others} {}
-
-  Stack of(const c10::FunctionSchema& schema) {
-    Stack stack;
-    for (const c10::Argument& argument : schema.arguments()) {
-      stack.push_back(argument.default_value() ? *argument.default_value() : make(*argument.type()));
+// Makes an argument of a call that ends before the operator runs. Only the dtypes of the tensors matter.
+IValue makeArgument(const c10::Type& type, c10::function_ref<Tensor()> make_tensor) {
+  switch (type.kind()) {
+    case TypeKind::TensorType:
+      return make_tensor();
+    case TypeKind::IntType:
+    case TypeKind::SymIntType:
+      return 1;
+    case TypeKind::FloatType:
+      return 1.0;
+    case TypeKind::NumberType:
+      return at::Scalar(1);
+    case TypeKind::BoolType:
+      return false;
+    case TypeKind::StringType:
+      return "dimname::x";  // a schema does not distinguish the name of a dimension from other strings
+    case TypeKind::ListType: {
+      const c10::TypePtr& element = type.castRaw<c10::ListType>()->getElementType();
+      c10::impl::GenericList list{element};
+      list.push_back(makeArgument(*element, make_tensor));
+      list.push_back(makeArgument(*element, make_tensor));
+      return list;
     }
-    return stack;
+    default:
+      return {};
   }
+}
 
- private:
-  IValue make(const c10::Type& type) {
-    switch (type.kind()) {
-      case TypeKind::TensorType:
-        return tensor();
-      case TypeKind::IntType:
-      case TypeKind::SymIntType:
-        return 1;
-      case TypeKind::FloatType:
-        return 1.0;
-      case TypeKind::NumberType:
-        return at::Scalar(1);
-      case TypeKind::BoolType:
-        return false;
-      case TypeKind::StringType:
-        return nameOfDimension();
-      case TypeKind::ListType:
-        return makeList(*type.castRaw<c10::ListType>()->getElementType());
-      default:
-        return {};
-    }
+// Returns nothing if the kernel refuses a call with tensors of these dtypes: the first one, and all others.
+std::optional<Probe> probeDtypes(const OperatorHandle& op,
+                                 DeviceType device_type,
+                                 ScalarType first,
+                                 ScalarType others) {
+  const c10::Device device{device_type, static_cast<c10::DeviceIndex>(device_type == c10::kCPU ? -1 : 0)};
+  const auto make_tensor = [&] {
+    const Tensor form = at::empty({1}, at::TensorOptions().device(c10::kMeta).dtype(std::exchange(first, others)));
+    return makeFakeTensor(makeFakeStorage(form.nbytes(), device), *form.unsafeGetTensorImpl());
+  };
+  Stack stack;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    stack.push_back(argument.default_value() ? *argument.default_value() : makeArgument(*argument.type(), make_tensor));
   }
-
-  IValue makeList(const c10::Type& element) {
-    switch (element.kind()) {
-      case TypeKind::TensorType:
-        return c10::List<Tensor>({tensor(), tensor()});
-      case TypeKind::OptionalType:
-        return c10::List<std::optional<Tensor>>();
-      case TypeKind::FloatType:
-        return c10::List<double>({1.0});
-      case TypeKind::BoolType:
-        return c10::List<bool>({false});
-      case TypeKind::StringType:
-        return c10::List<std::string>({nameOfDimension()});
-      case TypeKind::NumberType:
-        return c10::List<at::Scalar>();
-      default:
-        return c10::List<std::int64_t>({1, 1});
-    }
-  }
-
-  // A schema does not distinguish it from other strings.
-  static std::string nameOfDimension() {
-    return "dimname::x";
-  }
-
-  Tensor tensor() {
-    const Tensor form = at::empty({1}, at::TensorOptions().device(c10::kMeta).dtype(std::exchange(dtype_, others_)));
-    return makeFakeTensor(makeFakeStorage(form.nbytes(), device_), *form.unsafeGetTensorImpl());
-  }
-
-  c10::Device device_;
-  ScalarType dtype_;
-  ScalarType others_;
-};
-
-// Returns nothing if the kernel refuses the call.
-std::optional<ProbeResult> probeDtypes(const OperatorHandle& op,
-                                       DeviceType device_type,
-                                       ScalarType first,
-                                       ScalarType others) {
-  Stack stack = ProbeArguments{device_type, first, others}.of(op.schema());
-  ProbeResult result;
-  const auto restore = c10::make_scope_exit(
-      [previous = std::exchange(probe, {&op.operator_name().name, &result})] { probe = previous; });
-  const MarksDemand demand{MarksFeature::kAmp};
+  Probe probe{&op.operator_name().name, {}, {}};
+  demandMarksKey(MarksFeature::kAmp);
+  const auto restore = c10::make_scope_exit([previous = std::exchange(current_probe, &probe)] {
+    current_probe = previous;
+    releaseMarksKey(MarksFeature::kAmp);
+  });
   try {
     op.redispatchBoxed(DispatchKeySet{autocast::get_autocast_dispatch_key_from_device_type(device_type)}, &stack);
   } catch (const ProbeEnded&) {
-    return result;
+    return probe;
   } catch (const c10::Error&) {
     return std::nullopt;
   }
-  return result;
+  return probe;
 }
 
-}  // namespace
-
+// Returns how the kernel that `op` has on the key of autocast treats its arguments.
 CastPolicy probeKernel(const OperatorHandle& op, DeviceType device_type) {
   if (!op.hasKernelForDispatchKey(autocast::get_autocast_dispatch_key_from_device_type(device_type))) {
     return CastPolicy::kFallthrough;
@@ -336,19 +277,30 @@ CastPolicy probeKernel(const OperatorHandle& op, DeviceType device_type) {
   return mixed->areAll(at::kFloat) ? CastPolicy::kPromote : CastPolicy::kFallthrough;
 }
 
-bool isProbingKernel() noexcept {
-  return probe.result != nullptr;
+}  // namespace
+
+CastPolicy policyOf(const OperatorName& name, DeviceType device_type) {
+  const OperatorHandle op = findOperator(name);
+  {
+    const Locked lock{LockRank::kPolicies};
+    const auto& policies = registered();
+    const auto found = policies.find(entryOf(name, device_type));
+    if (found != policies.end()) {
+      return found->second;
+    }
+  }
+  return probeKernel(op, device_type);
 }
 
 void inspectProbedCall(const OperatorHandle& op, const Stack& stack) {
-  if (op.operator_name().name != *probe.name) {
+  Probe* const probe = current_probe;
+  if (probe == nullptr || op.operator_name().name != *probe->name) {
     return;
   }
-  ProbeResult& result = *probe.result;
   const auto arguments = argumentsOf(op, stack);
-  forEachTensor(arguments, [&result](const Tensor& tensor) { result.dtypes.push_back(tensor.scalar_type()); });
+  forEachTensor(arguments, [probe](const Tensor& tensor) { probe->dtypes.push_back(tensor.scalar_type()); });
   if (const IValue& dtype = argumentNamed(op, arguments, "dtype"); !dtype.isNone()) {
-    result.dtype = dtype.toScalarType();
+    probe->dtype = dtype.toScalarType();
   }
   throw ProbeEnded{};
 }

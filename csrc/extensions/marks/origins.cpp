@@ -13,7 +13,6 @@
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/stack_utils.h"
-#include "marks_key.h"
 #include "tensor_marks.h"
 
 namespace torchext {

@@ -18,7 +18,7 @@
 #include <torchext/macros.h>
 
 #include "../../core/inference/inference_mode.h"
-#include "marks_key.h"
+#include "tensor_marks.h"
 
 namespace torchext {
 
