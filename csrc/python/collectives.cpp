@@ -5,7 +5,6 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../extensions/collectives/collectives.h"
-#include "../extensions/collectives/process_groups.h"
 #include "../extensions/values/assumptions.h"
 #include "../extensions/values/known_values.h"
 #include "bind.h"
@@ -23,39 +22,35 @@ py::object toPython(const c10::IValue& value) {
   return reduction.empty() ? torch::jit::toPyObject(value) : py::str(reduction);
 }
 
+// The function of `observe_collectives()`. The interpreter's lock guards it. Leaked: calls may be in flight until the
+// process ends.
+py::object& observingFunction() {
+  static auto* function = new py::object{py::none()};
+  return *function;
+}
+
 // Calls `observe(name, arguments)` before the collective. It raises an error, or returns a function to call with the
-// results. The interpreter's lock guards the function.
-class PythonObserver final : public CollectiveObserver {
- public:
-  void set(py::object observe) {
-    std::swap(observe_, observe);
+// results.
+void callObserver(const c10::OperatorHandle& op,
+                  c10::ArrayRef<c10::IValue> arguments,
+                  c10::function_ref<c10::ArrayRef<c10::IValue>()> run) {
+  const py::gil_scoped_acquire gil;
+  const py::object function = observingFunction();
+  const py::object on_return =
+      function.is_none() ? function : function(op.schema().name(), asTuple(arguments, toPython));
+  std::optional<c10::ArrayRef<c10::IValue>> results;
+  {
+    const py::gil_scoped_release no_gil;
+    results = run();
   }
-
-  void observe(const c10::OperatorHandle& op,
-               c10::ArrayRef<c10::IValue> arguments,
-               c10::function_ref<c10::ArrayRef<c10::IValue>()> run) override {
-    const py::gil_scoped_acquire gil;
-    const py::object function = observe_;
-    const py::object on_return =
-        function.is_none() ? function : function(op.schema().name(), asTuple(arguments, toPython));
-    std::optional<c10::ArrayRef<c10::IValue>> results;
-    {
-      const py::gil_scoped_release no_gil;
-      results = run();
-    }
-    if (!on_return.is_none()) {
-      on_return(asTuple(*results, toPython));
-    }
+  if (!on_return.is_none()) {
+    on_return(asTuple(*results, toPython));
   }
+}
 
- private:
-  py::object observe_ = py::none();
-};
-
-void observeByPython(const py::object& observe) {
-  static auto* observer = new PythonObserver;  // leaked: calls may be in flight until the process ends
-  observer->set(observe);
-  observeCollectives(observe.is_none() ? nullptr : observer);
+void observeByPython(py::object observe) {
+  std::swap(observingFunction(), observe);
+  observeCollectives(observingFunction().is_none() ? nullptr : &callObserver);
 }
 
 // Calls the methods of an `AssumedValues`.

@@ -26,7 +26,6 @@
 #include "../cuda/fake_cuda.h"
 #include "../values/assumptions.h"
 #include "../values/known_values.h"
-#include "process_groups.h"
 
 namespace torchext {
 
@@ -35,21 +34,37 @@ using c10::DispatchKeySet;
 
 namespace {
 
-constexpr DispatchKeySet kFake{DispatchKey::Fake};
 constexpr DispatchKeySet kOurs({DispatchKey::DeferredInit, DispatchKey::Fake});
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
 
 // Namespaces `c10d`, `_c10d_functional` and its variants in other PyTorch releases.
 bool isOfC10d(const OperatorHandle& op) {
-  return contains(namespaceOf(op.operator_name()), "c10d");
+  return namespaceOf(op.operator_name()).find("c10d") != std::string_view::npos;
+}
+
+// Set while the library is loaded, and only read after that.
+GroupFunctions group_functions;
+
+// Returns true for an argument that names a process group: the object, or a name that `c10d::resolve_process_group()`
+// resolves.
+bool namesProcessGroup(const c10::Argument& argument) {
+  return argument.name() == "group_name" || isClassOfC10d(*argument.type(), "ProcessGroup");
 }
 
 bool takesGroup(const OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   return std::any_of(arguments.begin(), arguments.end(), namesProcessGroup);
+}
+
+// Returns the name of the backend that the call would use for tensors on `device`, or nothing if the call names no
+// group, or a group of another library.
+std::optional<std::string> communicationBackend(const OperatorHandle& op,
+                                                ArrayRef<IValue> arguments,
+                                                c10::Device device) {
+  const auto& declared = op.schema().arguments();
+  const auto group = std::find_if(declared.begin(), declared.end(), namesProcessGroup);
+  return group == declared.end() || group_functions.backend_of == nullptr
+             ? std::nullopt
+             : group_functions.backend_of(arguments[toSize(group - declared.begin())], device);
 }
 
 // These operators access the memory of other processes through a handle, and name no group.
@@ -68,18 +83,6 @@ std::optional<Tensor> findTensor(ArrayRef<IValue> arguments, Predicate is_wanted
   return found;
 }
 
-std::optional<Tensor> findFake(ArrayRef<IValue> arguments) {
-  return findTensor(arguments, [](const Tensor& tensor) { return isFake(tensor); });
-}
-
-bool isDeferredFake(const Tensor& tensor) {
-  return isFake(tensor) && tensor.key_set().has(DispatchKey::DeferredInit);
-}
-
-std::optional<Tensor> findReal(ArrayRef<IValue> arguments) {
-  return findTensor(arguments, [](const Tensor& tensor) { return !isFake(tensor); });
-}
-
 std::string mixedMessage(const OperatorHandle& op, const Tensor& fake, const Tensor& real) {
   return c10::str(
       "`", op.operator_name(), "` takes a fake tensor of shape ", fake.sizes(), " together with a real one of shape ",
@@ -88,37 +91,31 @@ std::string mixedMessage(const OperatorHandle& op, const Tensor& fake, const Ten
       "call real, or all of them fake with torchext.fake.fake_like(). Nothing has been sent or written.");
 }
 
-std::string backendMessage(const OperatorHandle& op, const Tensor& fake, const std::string& backend) {
-  return c10::str(
-      "`", op.operator_name(), "` on a fake tensor of shape ", fake.sizes(), " would communicate by the backend `",
-      backend,
-      "`, but fake tensors have no values to send, and the other processes would wait for them. Use real tensors, or "
-      "the backend \"fake\" (import torch.testing._internal.distributed.fake_pg), which runs collectives without "
-      "communicating. Nothing has been sent or written.");
-}
-
-// Returns the reason why a call with fakes is refused, or nothing.
-std::optional<std::string> refusalReason(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const auto fake = findFake(arguments);
+// Raises an error if the call must be refused. Does nothing for other calls, including those without fakes.
+void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto fake = findTensor(arguments, isFake);
   if (!fake || isInFakeImplementation()) {
-    return std::nullopt;
+    return;
   }
-  if (const auto real = findReal(arguments)) {
-    return mixedMessage(op, *fake, *real);
-  }
+  const auto real = findTensor(arguments, [](const Tensor& tensor) { return !isFake(tensor); });
+  TORCH_CHECK(!real, mixedMessage(op, *fake, *real));
   const auto backend = communicationBackend(op, arguments, fake->device());
-  return !backend || *backend == "fake" ? std::nullopt : std::optional{backendMessage(op, *fake, *backend)};
+  TORCH_CHECK(!backend || *backend == "fake", "`", op.operator_name(), "` on a fake tensor of shape ", fake->sizes(),
+              " would communicate by the backend `", *backend,
+              "`, but fake tensors have no values to send, and the other processes would wait for them. Use real "
+              "tensors, or the backend \"fake\" (import torch.testing._internal.distributed.fake_pg), which runs "
+              "collectives without communicating. Nothing has been sent or written.");
 }
 
 // The backend "fake" has no other processes to wait for, and the group may have no backend for devices other than those
 // of fakes.
 bool isOnFakeBackend(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const auto fake = findFake(arguments);
+  const auto fake = findTensor(arguments, isFake);
   return fake && communicationBackend(op, arguments, fake->device()) == "fake";
 }
 
-// Set while collectives are observed. Observers are never destroyed, because a call may still use one.
-std::atomic<CollectiveObserver*> observer{nullptr};
+// Set while collectives are observed.
+std::atomic<CollectiveObserver> observer{nullptr};
 
 bool isObserved() noexcept {
   return observer.load() != nullptr;
@@ -159,7 +156,7 @@ bool makeDeferredReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   std::vector<Tensor> deferred;
   std::optional<Tensor> other_fake;
   forEachTensor(arguments, [&](const Tensor& tensor) {
-    if (isDeferredFake(tensor)) {
+    if (isFake(tensor) && tensor.key_set().has(DispatchKey::DeferredInit)) {
       deferred.push_back(tensor);
     } else if (isFake(tensor)) {
       other_fake = tensor;
@@ -171,13 +168,6 @@ bool makeDeferredReal(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   TORCH_CHECK(!other_fake, mixedMessage(op, *other_fake, deferred.front()));
   materialize(deferred);
   return true;
-}
-
-// Raises an error if the call must be refused. Does nothing for other calls, including those without fakes.
-void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (const auto reason = refusalReason(op, arguments)) {
-    TORCH_CHECK(false, *reason);
-  }
 }
 
 // Makes the processes wait for each other, although the tensor on top of `stack` is fake.
@@ -280,13 +270,13 @@ void emptyExchange(const OperatorHandle& op, Stack& stack) {
 
 void callObserved(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet{DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect};
-  CollectiveObserver* const current_observer = observer.load();
+  const CollectiveObserver current_observer = observer.load();
   if (current_observer == nullptr || isInFakeImplementation()) {
     op.redispatchBoxed(below, stack);
     return;
   }
   const Stack arguments = argumentsOf(op, *stack).vec();
-  current_observer->observe(op, arguments, [&]() -> ArrayRef<IValue> {
+  current_observer(op, arguments, [&]() -> ArrayRef<IValue> {
     emptyExchange(op, *stack);
     op.redispatchBoxed(below, stack);
     forgetWritten(op, arguments);  // before the observer may replace the written values
@@ -353,7 +343,21 @@ void registerCollectives() {
   hooks().handlers.add(&collectives);
 }
 
-void observeCollectives(CollectiveObserver* observing) {
+bool isClassOfC10d(const c10::Type& type, const std::string& name) {
+  const auto* named = dynamic_cast<const c10::NamedType*>(&type);
+  return named != nullptr && named->name() && named->name()->qualifiedName() == "__torch__.torch.classes.c10d." + name;
+}
+
+bool setGroupFunctions(const GroupFunctions& functions) noexcept {
+  group_functions = functions;
+  return true;
+}
+
+std::string nameOfReduction(const IValue& value) {
+  return group_functions.name_of_reduction == nullptr ? std::string{} : group_functions.name_of_reduction(value);
+}
+
+void observeCollectives(CollectiveObserver observing) {
   observer = observing;
   if (observing == nullptr) {
     observingLibraries().clear();

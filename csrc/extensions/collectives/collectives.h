@@ -18,7 +18,8 @@
 //     but the barrier must still happen. On the backend "fake", it runs on the fake tensor.
 //   * Waiting for a tensor that no collective has made returns it immediately, as `c10d::wait_tensor()` does.
 
-#include <cstdint>
+#include <optional>
+#include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -35,22 +36,34 @@ void registerCollectives();
 // keys in such lists (`DispatchKeyExtractor`). Call before there are fakes. Repeated calls do nothing.
 TORCHEXT_API void watchNestedLists();
 
-// Observes every call of a c10d operator that names a process group, and of `_c10d_functional::wait_tensor`, on any
-// thread, with real and with fake tensors. Functional collectives and `torch.distributed` end in these operators.
-class TORCHEXT_API CollectiveObserver {
- public:
-  CollectiveObserver() = default;
-  C10_DISABLE_COPY_AND_ASSIGN(CollectiveObserver);
-  virtual ~CollectiveObserver() = default;
+// Calls `run`, which makes the call and returns its results, or raises an error without calling it.
+using CollectiveObserver = void (*)(const c10::OperatorHandle& op,
+                                    c10::ArrayRef<c10::IValue> arguments,
+                                    c10::function_ref<c10::ArrayRef<c10::IValue>()> run);
 
-  // Calls `run`, which makes the call and returns its results, or raises an error without calling it.
-  virtual void observe(const c10::OperatorHandle& op,
-                       c10::ArrayRef<c10::IValue> arguments,
-                       c10::function_ref<c10::ArrayRef<c10::IValue>()> run) = 0;
+// Sets the observer of every call of a c10d operator that names a process group, and of
+// `_c10d_functional::wait_tensor`, on any thread, with real and with fake tensors. Functional collectives and
+// `torch.distributed` end in these operators. Null stops observing. Must not be called while another thread
+// communicates.
+TORCHEXT_API void observeCollectives(CollectiveObserver observer);
+
+// Returns the name of a reduction, such as "SUM", if `value` is one.
+TORCHEXT_API std::string nameOfReduction(const c10::IValue& value);
+
+// The functions that need PyTorch's process groups. A PyTorch that was built without them has no operators that name
+// one, and lacks the functions that `process_groups.cpp` calls. Then setup.py omits that file, and these are null.
+struct GroupFunctions {
+  // Returns the name of the backend that a group, or its name, has for a device. Nothing if it has none, or if the
+  // group is one of another library.
+  std::optional<std::string> (*backend_of)(const c10::IValue& group, c10::Device device) = nullptr;
+  // For `nameOfReduction()`.
+  std::string (*name_of_reduction)(const c10::IValue& value) = nullptr;
 };
 
-// Sets the observer, which must never be destroyed, or stops observing if it is null. Must not be called while another
-// thread communicates.
-TORCHEXT_API void observeCollectives(CollectiveObserver* observer);
+// Sets them. Call while the library is loaded. Returns true.
+bool setGroupFunctions(const GroupFunctions& functions) noexcept;
+
+// Returns true for the TorchScript class `c10d::` `name`.
+bool isClassOfC10d(const c10::Type& type, const std::string& name);
 
 }  // namespace torchext
