@@ -2,7 +2,6 @@
 #include "../extensions/digests/digest.h"
 #include "../extensions/digests/recording_digest.h"
 #include "../extensions/placement/placed.h"
-#include "../extensions/placement/retained.h"
 #include "../extensions/tapes/draws.h"
 #include "../libraries/support/interpreter.h"
 #include "../libraries/support/large_memory.h"
@@ -103,12 +102,6 @@ std::pair<std::uint64_t, std::uint64_t> digestOfTensor(const at::Tensor& tensor)
   return {digest.low, digest.high};
 }
 
-// Returns the peak memory and the total bytes written.
-std::pair<std::size_t, std::size_t> needsOfEvaluating(const at::Tensor& deferred) {
-  const ReplayNeeds needs = needsOf(deferred);
-  return {needs.peak, needs.written};
-}
-
 at::Tensor evaluateTensor(const at::Tensor& deferred) {
   return translatingFailures([&] { return evaluate(deferred); });
 }
@@ -150,7 +143,7 @@ void bindDeferredInit(pybind11::module_& module) {
       .def(pybind11::init(&RecycledMemory::make), pybind11::arg("slack"))
       .def("trim", &RecycledMemory::trim);
   bind(module, "evaluate_in", evaluateIn);
-  bind(module, "needs_of_evaluating", needsOfEvaluating);
+  bind(module, "needs_of_evaluating", needsOf);
   bind(module, "adopt", adopt);
   bind(module, "show_data", showData);
   pybind11::class_<RecordedValue>(module, "RecordedValue")

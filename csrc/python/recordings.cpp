@@ -25,7 +25,7 @@
 #include "../extensions/digests/recording_digest.h"
 #include "../extensions/parts/plan_costs.h"
 #include "../extensions/parts/value_parts.h"
-#include "../extensions/placement/retained.h"
+#include "../extensions/placement/placed.h"
 #include "../libraries/support/locks.h"
 #include "bind.h"
 #include "module.h"

@@ -27,7 +27,7 @@
 #include "extensions/memory/device_memory.h"
 #include "extensions/memory/real_allocations.h"
 #include "extensions/memory/timeline.h"
-#include "extensions/placement/retained.h"
+#include "extensions/placement/placed.h"
 #include "libraries/support/locks.h"
 #include "tests.h"
 

@@ -17,7 +17,7 @@
 #include "../../libraries/support/included_key.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/sizes.h"
-#include "../placement/retained.h"
+#include "../placement/placed.h"
 
 namespace torchext {
 

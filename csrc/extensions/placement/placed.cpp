@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/irange.h>
@@ -24,7 +25,6 @@
 #include "../../libraries/support/sizes.h"
 #include "../cuda/fake_cuda.h"
 #include "../parts/plan_costs.h"
-#include "retained.h"
 
 namespace torchext {
 
@@ -33,6 +33,293 @@ using c10::ScalarType;
 using c10::Storage;
 
 namespace {
+
+FakeTensorImpl* fakeTensorImpl(const Tensor& tensor) {
+  return dynamic_cast<FakeTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+std::uint32_t versionOf(const Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+}
+
+// The recording of tensors that became real: NOTE [Deferring again].
+class Retained final : public Provenance {
+ public:
+  // `tensors` show `recorded`, a fake storage with a recorded value that is about to become real.
+  Retained(const Storage& recorded, const std::vector<Tensor>& tensors)
+      : value_{valueOf(recorded)}, nbytes_{recorded.nbytes()}, current_{recorded.getWeakStorageImpl()} {
+    for (const Tensor& tensor : tensors) {
+      holders_.push_back({tensor.unsafeGetTensorImpl(), Geometry::of(tensor)});
+    }
+  }
+
+  // Attaches `retained` to its tensors, which have become real on `current`.
+  static void attach(const std::shared_ptr<Retained>& retained,
+                     const Storage& current,
+                     const std::vector<Tensor>& tensors) {
+    if (retained->current_.lock().get() != current.unsafeGetStorageImpl()) {
+      retained->recorded_.emplace(retained->current_.lock());
+      retained->current_ = current.getWeakStorageImpl();
+    }
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      retained->holders_[i].version = versionOf(tensors[i]);
+      fakeTensorImpl(tensors[i])->setRetained(retained);
+      addToList(retained->tensors_, *fakeTensorImpl(tensors[i]));
+    }
+  }
+
+  // Returns the retained recording of `tensor`. Null if it has none, or has been given other data.
+  static std::shared_ptr<Retained> of(const Tensor& tensor) {
+    const FakeTensorImpl* impl = fakeTensorImpl(tensor);
+    auto retained = impl == nullptr ? nullptr : std::dynamic_pointer_cast<Retained>(impl->retained());
+    const bool is_current =
+        retained != nullptr && retained->current_.lock().get() == tensor.storage().unsafeGetStorageImpl();
+    return is_current ? retained : nullptr;
+  }
+
+  const StorageValuePtr& value() const noexcept {
+    return value_;
+  }
+
+  // Returns the recorded geometry of `tensor`, one of those that this object was made for.
+  Geometry recordedGeometry(const Tensor& tensor) const {
+    const std::vector<Found> found = tensors();
+    const auto is_it = [&tensor](const Found& other) { return other.tensor.is_same(tensor); };
+    return geometryAfterwards(*std::find_if(found.begin(), found.end(), is_it));
+  }
+
+  // Raises ValueError if a tensor has been reshaped in place beyond the recorded size.
+  void checkFits() const {
+    for (const Found& found : tensors()) {
+      const Geometry geometry = geometryAfterwards(found);
+      const std::size_t needed = geometry.bytesReached();
+      TORCH_CHECK_VALUE(needed <= nbytes_, "A tensor of shape ", found.tensor.sizes(),
+                        " cannot be deferred again, because it has been resized since it was materialized: it shows ",
+                        needed, " bytes, but its recording makes ", nbytes_, ".");
+    }
+  }
+
+  // Frees the memory and defers the tensors.
+  void deferAgain() const {
+    const std::vector<Found> found = tensors();
+    const Storage current{current_.lock()};
+    // `Tensor.numpy()` (tensor_numpy.cpp) and shared memory mark a storage as not resizable.
+    const bool is_lent = !current.resizable();
+    const bool stays = !wasPlaced() && !is_lent;
+    const Storage fake = stays ? current : recorded_.value_or(makeFakeStorage(nbytes_, current.device()));
+    std::vector<Tensor> in_place;
+    for (const Found& one : found) {
+      removeResident(*fakeTensorImpl(one.tensor));
+      fakeTensorImpl(one.tensor)->setRetained(nullptr);
+      // An autograd graph that saved changed values must not use the recorded ones instead.
+      if (!one.tensor.is_inference() && versionOf(one.tensor) != one.holder->version) {
+        one.tensor.unsafeGetTensorImpl()->bump_version();
+      }
+      if (stays) {
+        in_place.push_back(one.tensor);
+      } else {
+        moveTo(fake, one);
+      }
+    }
+    if (!is_lent) {
+      // Other tensors on the memory of a tensor that was placed elsewhere permanently find no data there.
+      becomeFakeAgain(current, nbytes_, in_place);
+    }
+    setValue(fake, value_);
+  }
+
+ private:
+  struct Holder {
+    const c10::TensorImpl* tensor;
+    Geometry recorded;
+    // The version when it became real. Meaningless for inference tensors, which have no version.
+    std::uint32_t version = 0;
+  };
+
+  struct Found {
+    at::Tensor tensor;
+    const Holder* holder;
+  };
+
+  // Returns the tensors that are alive and still show the data that they were given.
+  std::vector<Found> tensors() const {
+    std::vector<Found> found;
+    for (const Tensor& tensor : tensorsOn(tensors_)) {
+      const auto is_its = [&tensor](const Holder& holder) { return holder.tensor == tensor.unsafeGetTensorImpl(); };
+      if (of(tensor).get() == this) {
+        found.push_back({tensor, &*std::find_if(holders_.begin(), holders_.end(), is_its)});
+      }
+    }
+    return found;
+  }
+
+  // Sizes and strides may have been changed in place since, as by `t_()`. Conversions of the dtype are undone.
+  Geometry geometryAfterwards(const Found& found) const {
+    Geometry geometry = Geometry::of(found.tensor);
+    if (wasPlaced()) {
+      geometry.dtype = found.holder->recorded.dtype;
+      geometry.is_conj = found.holder->recorded.is_conj;
+    }
+    return geometry;
+  }
+
+  void moveTo(const Storage& fake, const Found& found) const {
+    const Geometry geometry = geometryAfterwards(found);
+    const c10::InferenceMode mode{found.tensor.is_inference()};
+    const Tensor form = geometry.makeTensor(fake);
+    found.tensor.set_data(makeFakeTensor(fake, *form.unsafeGetTensorImpl()));
+  }
+
+  bool wasPlaced() const noexcept {
+    return recorded_.has_value();
+  }
+
+  StorageValuePtr value_;
+  std::size_t nbytes_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> current_;
+  // The fake storage, if the tensors have left it.
+  std::optional<c10::Storage> recorded_;
+  std::vector<Holder> holders_;
+  // The first of these tensors: fake_tensor_impl.h. Not a weak reference, which `torch.utils.swap_tensors()`
+  // refuses.
+  FakeTensorImpl* tensors_ = nullptr;
+};
+
+// ---- Materializing elsewhere ----
+
+struct Move {
+  std::optional<c10::Device> device;
+  // The old and the new dtype of the elements.
+  std::optional<std::pair<c10::ScalarType, c10::ScalarType>> dtypes;
+
+  bool isNeeded() const noexcept {
+    return device.has_value() || dtypes.has_value();
+  }
+};
+
+bool isConvertible(ScalarType dtype) {
+  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+}
+
+// An empty tensor resolves the index of `cuda`, and raises PyTorch's own error for a device that does not exist.
+c10::Device existingDevice(c10::Device device, bool is_fake) {
+  TORCH_CHECK_VALUE(!device.is_meta(),
+                    "Tensors cannot be materialized on the device `meta`, where they have no values. Leave them "
+                    "deferred, or use torchext.fake.meta_like().");
+  if (is_fake) {
+    const FakeFactoriesGuard guard;
+    return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
+  }
+  TORCH_CHECK_VALUE(!device.is_cuda() || hasRealCuda(), "Tensors cannot be materialized on ", device,
+                    ", because this machine has no CUDA device.");
+  const RealDispatch guard;
+  return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
+}
+
+// Returns the complete elements of `storage` as a one-dimensional tensor. No tensor shows the remaining bytes.
+Tensor elementsOf(const Storage& storage, ScalarType dtype) {
+  const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
+  const auto count = toSigned(storage.nbytes() / type.itemsize());
+  return Geometry{{count}, {1}, 0, type, false, false}.makeTensor(storage);
+}
+
+Storage moved(const Storage& real, const Move& move) {
+  const RealDispatch guard;
+  const ScalarType from = move.dtypes ? move.dtypes->first : ScalarType::Byte;
+  const ScalarType to = move.dtypes ? move.dtypes->second : ScalarType::Byte;
+  const auto options = at::TensorOptions().device(move.device.value_or(real.device())).dtype(to);
+  return elementsOf(real, from).to(options).storage();
+}
+
+// Returns a tensor that shows `storage` with the geometry of `tensor`.
+Tensor shownAs(const Tensor& tensor, const Storage& storage, const Move& move) {
+  Geometry geometry = Geometry::of(tensor);
+  if (move.dtypes) {
+    geometry.dtype = c10::scalarTypeToTypeMeta(move.dtypes->second);
+    // The real part of a conjugate equals the real part.
+    geometry.is_conj = geometry.is_conj && c10::isComplexType(move.dtypes->second);
+  }
+  // The mode at construction determines whether a tensor is an inference tensor.
+  const c10::InferenceMode mode{tensor.is_inference()};
+  Tensor shown = geometry.makeTensor(storage);
+  return isFakeStorage(storage) ? makeFakeTensor(storage, *shown.unsafeGetTensorImpl()) : shown;
+}
+
+// Returns the tensors on `fake`, including those of `tensors` that are on it, without duplicates.
+std::vector<Tensor> tensorsOn(const Storage& fake, at::ArrayRef<Tensor> tensors) {
+  std::vector<Tensor> found = residentsOf(fake);
+  for (const Tensor& tensor : tensors) {
+    const auto is_it = [&tensor](const Tensor& other) { return other.is_same(tensor); };
+    if (isSameStorage(tensor.storage(), fake) && std::none_of(found.begin(), found.end(), is_it)) {
+      found.push_back(tensor);
+    }
+  }
+  return found;
+}
+
+// Returns `placement` with the index of its device. Raises if tensors cannot be on the device, with data or as fakes,
+// or if the dtype is neither floating point nor complex.
+Placement checkedPlacement(const Placement& placement, bool is_fake) {
+  Placement checked = placement;
+  TORCH_CHECK_TYPE(!placement.dtype || isConvertible(*placement.dtype),
+                   "`dtype` was expected to be floating point or complex, but it is ",
+                   c10::toString(placement.dtype.value_or(ScalarType::Undefined)), ".");
+  if (placement.device) {
+    checked.device = existingDevice(*placement.device, is_fake);
+  }
+  return checked;
+}
+
+// Returns the change to the storage of `tensor`, which is fake, that puts `tensor` at `placement`. Raises ValueError if
+// other tensors on the storage prevent it.
+Move planMove(const Tensor& tensor, const Placement& placement) {
+  Move move;
+  if (placement.device && *placement.device != tensor.device()) {
+    move.device = placement.device;
+  }
+  const ScalarType from = tensor.scalar_type();
+  if (!placement.dtype || *placement.dtype == from || !isConvertible(from)) {
+    return move;
+  }
+  for (const Tensor& other : residentsOf(tensor.storage())) {
+    TORCH_CHECK_VALUE(other.scalar_type() == from, "A tensor of shape ", tensor.sizes(), " and dtype ", from,
+                      " shares its memory with one of shape ", other.sizes(), " and dtype ", other.scalar_type(),
+                      ", so it cannot be converted to ", *placement.dtype,
+                      " without breaking the sharing. Materialize them without `dtype`, then convert them.");
+  }
+  move.dtypes = {from, *placement.dtype};
+  return move;
+}
+
+// Moves the tensors on `fake`, including those of `tensors` that are on it, to `moved`, the storage after the move. If
+// it raises, nothing has changed.
+void moveOnto(const Storage& fake, const Storage& moved, const Move& move, at::ArrayRef<Tensor> tensors) {
+  const std::vector<Tensor> movers = tensorsOn(fake, tensors);
+  std::vector<Tensor> data;
+  data.reserve(movers.size());
+  for (const Tensor& tensor : movers) {
+    data.push_back(shownAs(tensor, moved, move));
+  }
+  for (std::size_t i = 0; i < movers.size(); ++i) {
+    // Also drops the node that accumulates gradients, if that expects the old device or dtype.
+    movers[i].set_data(data[i]);
+  }
+}
+
+// Moves the tensors to a new fake storage: NOTE [Materializing as fakes]. `value` has its bytes, or is null.
+void becomeFakeElsewhere(
+    const Storage& fake, const Move& move, at::ArrayRef<Tensor> tensors, bool is_pinned, const Storage& value) {
+  const auto [from, to] = move.dtypes.value_or(std::pair{ScalarType::Byte, ScalarType::Byte});
+  const auto options = at::TensorOptions().device(move.device.value_or(fake.device())).dtype(to);
+  const RealFactoriesGuard not_deferred;
+  const FakeFactoriesGuard guard;
+  const auto count = toSigned(fake.nbytes() / c10::elementSize(from));
+  const Tensor made = at::empty({count}, options.pinned_memory(is_pinned));
+  if (value) {
+    made.copy_(elementsOf(value, ScalarType::Byte));  // fakes keep the values of small constants
+  }
+  moveOnto(fake, made.storage(), move, tensors);
+}
 
 std::atomic<bool> gives_fakes = false;
 
@@ -74,7 +361,8 @@ void becomeRealWith(const Pending& pending, const Move& move, const Storage& rea
   const auto retained = retain ? std::make_shared<Retained>(pending.fake, residents) : nullptr;
   Storage current = pending.fake;
   if (move.isNeeded()) {
-    current = becomeRealElsewhere(pending.fake, real, move, pending.tensors);
+    current = moved(real, move);
+    moveOnto(pending.fake, current, move, pending.tensors);
   } else {
     becomeReal(pending.fake, real);
   }
@@ -142,7 +430,7 @@ bool materializesAsFakes() noexcept {
   return gives_fakes && areFactoriesFake();
 }
 
-ReplayNeeds needsOf(const Tensor& deferred) {
+std::pair<std::size_t, std::size_t> needsOf(const Tensor& deferred) {
   const Locked lock{LockRank::kReplay};
   const StorageValuePtr value = valueOf(deferred);
   TORCH_CHECK_VALUE(value != nullptr, "Cannot estimate memory: the tensor is not deferred.");
@@ -160,147 +448,52 @@ void registerPlacements() {
   };
 }
 
-namespace {
+// ---- Recordings that were kept ----
 
-bool isConvertible(ScalarType dtype) {
-  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
-}
-
-// An empty tensor resolves the index of `cuda`, and raises PyTorch's own error for a device that does not exist.
-c10::Device existingDevice(c10::Device device, bool is_fake) {
-  TORCH_CHECK_VALUE(!device.is_meta(),
-                    "Tensors cannot be materialized on the device `meta`, where they have no values. Leave them "
-                    "deferred, or use torchext.fake.meta_like().");
-  if (is_fake) {
-    const FakeFactoriesGuard guard;
-    return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
-  }
-  TORCH_CHECK_VALUE(!device.is_cuda() || hasRealCuda(), "Tensors cannot be materialized on ", device,
-                    ", because this machine has no CUDA device.");
-  const RealDispatch guard;
-  return at::empty({0}, at::TensorOptions().dtype(c10::kByte).device(device)).device();
-}
-
-// Returns the complete elements of `storage` as a one-dimensional tensor. No tensor shows the remaining bytes.
-Tensor elementsOf(const Storage& storage, ScalarType dtype) {
-  const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
-  const auto count = toSigned(storage.nbytes() / type.itemsize());
-  return Geometry{{count}, {1}, 0, type, false, false}.makeTensor(storage);
-}
-
-Storage moved(const Storage& real, const Move& move) {
-  const RealDispatch guard;
-  const ScalarType from = move.dtypes ? move.dtypes->first : ScalarType::Byte;
-  const ScalarType to = move.dtypes ? move.dtypes->second : ScalarType::Byte;
-  const auto options = at::TensorOptions().device(move.device.value_or(real.device())).dtype(to);
-  return elementsOf(real, from).to(options).storage();
-}
-
-// Returns a tensor that shows `storage` with the geometry of `tensor`.
-Tensor shownAs(const Tensor& tensor, const Storage& storage, const Move& move) {
-  Geometry geometry = Geometry::of(tensor);
-  if (move.dtypes) {
-    geometry.dtype = c10::scalarTypeToTypeMeta(move.dtypes->second);
-    // The real part of a conjugate equals the real part.
-    geometry.is_conj = geometry.is_conj && c10::isComplexType(move.dtypes->second);
-  }
-  // The mode at construction determines whether a tensor is an inference tensor.
-  const c10::InferenceMode mode{tensor.is_inference()};
-  Tensor shown = geometry.makeTensor(storage);
-  return isFakeStorage(storage) ? makeFakeTensor(storage, *shown.unsafeGetTensorImpl()) : shown;
-}
-
-// Returns the tensors on `fake`, including those of `tensors` that are on it, without duplicates.
-std::vector<Tensor> tensorsOn(const Storage& fake, at::ArrayRef<Tensor> tensors) {
-  std::vector<Tensor> found = residentsOf(fake);
+void deferAgain(at::ArrayRef<Tensor> tensors) {
+  const Locked lock{LockRank::kReplay};
+  std::vector<std::shared_ptr<Retained>> all;
+  std::vector<StorageValuePtr> values;
   for (const Tensor& tensor : tensors) {
-    const auto is_it = [&tensor](const Tensor& other) { return other.is_same(tensor); };
-    if (isSameStorage(tensor.storage(), fake) && std::none_of(found.begin(), found.end(), is_it)) {
-      found.push_back(tensor);
+    if (valueOf(tensor) != nullptr) {
+      continue;
+    }
+    auto retained = Retained::of(tensor);
+    TORCH_CHECK_VALUE(retained != nullptr, "A tensor of shape ", tensor.sizes(),
+                      " cannot be deferred again, because its recording was not retained.");
+    if (std::find(all.begin(), all.end(), retained) == all.end()) {
+      retained->checkFits();
+      values.push_back(retained->value());
+      all.push_back(std::move(retained));
     }
   }
-  return found;
-}
-
-}  // namespace
-
-Placement checkedPlacement(const Placement& placement, bool is_fake) {
-  Placement checked = placement;
-  TORCH_CHECK_TYPE(!placement.dtype || isConvertible(*placement.dtype),
-                   "`dtype` was expected to be floating point or complex, but it is ",
-                   c10::toString(placement.dtype.value_or(ScalarType::Undefined)), ".");
-  if (placement.device) {
-    checked.device = existingDevice(*placement.device, is_fake);
-  }
-  return checked;
-}
-
-Move planMove(const Tensor& tensor, const Placement& placement) {
-  Move move;
-  if (placement.device && *placement.device != tensor.device()) {
-    move.device = placement.device;
-  }
-  const ScalarType from = tensor.scalar_type();
-  if (!placement.dtype || *placement.dtype == from || !isConvertible(from)) {
-    return move;
-  }
-  for (const Tensor& other : residentsOf(tensor.storage())) {
-    TORCH_CHECK_VALUE(other.scalar_type() == from, "A tensor of shape ", tensor.sizes(), " and dtype ", from,
-                      " shares its memory with one of shape ", other.sizes(), " and dtype ", other.scalar_type(),
-                      ", so it cannot be converted to ", *placement.dtype,
-                      " without breaking the sharing. Materialize them without `dtype`, then convert them.");
-  }
-  move.dtypes = {from, *placement.dtype};
-  return move;
-}
-
-Storage becomeRealElsewhere(const Storage& fake, const Storage& real, const Move& move, at::ArrayRef<Tensor> tensors) {
-  Storage storage = moved(real, move);
-  moveOnto(fake, storage, move, tensors);
-  return storage;
-}
-
-void becomeFakeElsewhere(
-    const Storage& fake, const Move& move, at::ArrayRef<Tensor> tensors, bool is_pinned, const Storage& value) {
-  const auto [from, to] = move.dtypes.value_or(std::pair{ScalarType::Byte, ScalarType::Byte});
-  const auto options = at::TensorOptions().device(move.device.value_or(fake.device())).dtype(to);
-  const RealFactoriesGuard not_deferred;
-  const FakeFactoriesGuard guard;
-  const auto count = toSigned(fake.nbytes() / c10::elementSize(from));
-  const Tensor made = at::empty({count}, options.pinned_memory(is_pinned));
-  if (value) {
-    made.copy_(elementsOf(value, ScalarType::Byte));  // fakes keep the values of small constants
-  }
-  moveOnto(fake, made.storage(), move, tensors);
-}
-
-void moveOnto(const Storage& fake, const Storage& moved, const Move& move, at::ArrayRef<Tensor> tensors) {
-  const std::vector<Tensor> movers = tensorsOn(fake, tensors);
-  std::vector<Tensor> data;
-  data.reserve(movers.size());
-  for (const Tensor& tensor : movers) {
-    data.push_back(shownAs(tensor, moved, move));
-  }
-  for (std::size_t i = 0; i < movers.size(); ++i) {
-    // Also drops the node that accumulates gradients, if that expects the old device or dtype.
-    movers[i].set_data(data[i]);
+  Replay{values}.check();
+  for (const auto& retained : all) {
+    retained->deferAgain();
   }
 }
+
+Recording recordingOf(const Tensor& tensor) {
+  if (const auto retained = Retained::of(tensor)) {
+    return {retained->value(), retained->recordedGeometry(tensor)};
+  }
+  return {valueOf(tensor), Geometry::of(tensor)};
+}
+
+bool isRetained(const Tensor& tensor) {
+  return Retained::of(tensor) != nullptr;
+}
+
+// ---- Other data ----
 
 namespace {
-
-void deleteOwner(void* owner) {
-  delete static_cast<Storage*>(owner);
-}
 
 // Returns a storage with the bytes that `data` shows, which keeps the storage of `data` alive.
 Storage storageOver(const Tensor& data) {
-  void* memory = data.data_ptr();
-  auto owner = std::make_unique<Storage>(data.storage());
-  c10::DataPtr pointer{memory, owner.get(), &deleteOwner, data.device()};
-  owner.release();  // NOLINT(bugprone-unused-return-value): now owned by `pointer`
+  auto memory = c10::InefficientStdFunctionContext::makeDataPtr(
+      data.data_ptr(), [owner = data.storage()](void* /*memory*/) {}, data.device());
   return Storage{c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{}, data.nbytes(),
-                                                       std::move(pointer), /*allocator=*/nullptr,
+                                                       std::move(memory), /*allocator=*/nullptr,
                                                        /*resizable=*/false)};
 }
 

@@ -2,6 +2,7 @@
 
 // Materializes at another place, for a while, as fakes, or with other data. Values that can be put back.
 
+#include <cstddef>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -23,10 +24,6 @@ struct Placement {
   std::optional<c10::ScalarType> dtype;
 };
 
-// Returns `placement` with the index of its device. Raises if tensors cannot be on the device, with data or as fakes,
-// or if the dtype is neither floating point nor complex.
-Placement checkedPlacement(const Placement& placement, bool is_fake);
-
 // NOTE [Materializing elsewhere]
 //
 // A tensor that becomes real on another device or with another dtype than recorded is first computed as recorded,
@@ -37,40 +34,10 @@ Placement checkedPlacement(const Placement& placement, bool is_fake);
 //
 // The fake storage itself does not change. A real tensor that was given fake `.data` cannot be found through it and
 // stays deferred. That is better than memory on an unexpected device.
-struct Move {
-  std::optional<c10::Device> device;
-  // The old and the new dtype of the elements.
-  std::optional<std::pair<c10::ScalarType, c10::ScalarType>> dtypes;
-
-  bool isNeeded() const noexcept {
-    return device.has_value() || dtypes.has_value();
-  }
-};
-
-// Returns the change to the storage of `tensor`, which is fake, that puts `tensor` at `placement`. Raises ValueError if
-// other tensors on the storage prevent it.
-Move planMove(const at::Tensor& tensor, const Placement& placement);
-
-// Makes the tensors on `fake`, including those of `tensors` that are on it, real with `real` after `move`. Returns
-// their new storage. If it raises, nothing has changed.
-c10::Storage becomeRealElsewhere(const c10::Storage& fake,
-                                 const c10::Storage& real,
-                                 const Move& move,
-                                 at::ArrayRef<at::Tensor> tensors);
-
-// Moves the tensors to a new fake storage: NOTE [Materializing as fakes]. `value` has its bytes, or is null.
-void becomeFakeElsewhere(const c10::Storage& fake,
-                         const Move& move,
-                         at::ArrayRef<at::Tensor> tensors,
-                         bool is_pinned,
-                         const c10::Storage& value);
-
-// The same with `moved`, the storage after the move.
-void moveOnto(const c10::Storage& fake, const c10::Storage& moved, const Move& move, at::ArrayRef<at::Tensor> tensors);
 
 struct MaterializeOptions {
   Placement placement;
-  // Keeps the recording, so that the tensors can be deferred again: retained.h.
+  // Keeps the recording, so that the tensors can be deferred again: NOTE [Deferring again].
   bool retain = false;
   // Called once for each completed storage.
   Progress on_done = ignoreProgress;
@@ -97,17 +64,45 @@ TORCHEXT_API void materialize(at::ArrayRef<at::Tensor> placed,
 TORCHEXT_API void materializeAsFakes(bool gives_fakes);
 TORCHEXT_API bool materializesAsFakes() noexcept;
 
-// The predicted cost of `evaluate(deferred)`, without computing anything, in bytes: the peak of host memory, including
-// the value itself if it is on the host, and the bytes that all operators write. Raises ValueError if `deferred` is not
-// deferred.
-struct ReplayNeeds {
-  std::size_t peak = 0;
-  std::size_t written = 0;
-};
-TORCHEXT_API ReplayNeeds needsOf(const at::Tensor& deferred);
-
 // Sets the hook of `materialize()`. Call while the library is loaded.
 void registerPlacements();
+
+// Returns the predicted cost of `evaluate(deferred)`, without computing anything, in bytes: the peak of host memory,
+// including the value itself if it is on the host, and the bytes that all operators write. Raises ValueError if
+// `deferred` is not deferred.
+TORCHEXT_API std::pair<std::size_t, std::size_t> needsOf(const at::Tensor& deferred);
+
+// ---- Recordings that were kept ----
+
+// NOTE [Deferring again]
+//
+// A tensor that was materialized with its recording kept can be deferred again: its memory is freed, and its recorded
+// value becomes its value again. The retained data belong to the tensors that were fake until then
+// (`FakeTensorImpl::retained()`). They are freed with the last of these tensors, or when they are given other data
+// (`.data =`).
+//
+// If a tensor became real in place, its storage becomes fake in place. Views of it that were made while it was real are
+// ordinary tensors, which cannot be found. They show that storage, so reading them raises an error about missing data
+// until the storage is real again. A tensor that was placed elsewhere, NOTE [Materializing elsewhere], returns to the
+// storage that it left. Memory that has been lent to NumPy or another process stays with the borrower: the tensors move
+// to a new fake storage, and the memory is freed with the last tensor that shows it.
+
+// A value and the geometry of a tensor that shows it.
+struct Recording {
+  StorageValuePtr value;
+  Geometry geometry;
+};
+
+// Returns the recording of `tensor`, which is deferred, or real and retained. Its value is null if nothing is recorded.
+TORCHEXT_API Recording recordingOf(const at::Tensor& tensor);
+
+// Defers `tensors` again, as they were before they were materialized: all of them or, on an error, none. Raises
+// ValueError for a tensor whose recording was not retained, and RuntimeError if its values could not be computed again.
+// Deferred tensors do not change.
+TORCHEXT_API void deferAgain(at::ArrayRef<at::Tensor> tensors);
+
+// Returns true if `tensor`, which is real, can be deferred again.
+TORCHEXT_API bool isRetained(const at::Tensor& tensor);
 
 // ---- Other data ----
 
