@@ -1,6 +1,5 @@
 #include "../core/fake/fake.h"
 #include "../extensions/digests/digest.h"
-#include "../extensions/digests/recording_digest.h"
 #include "../extensions/placement/placed.h"
 #include "../extensions/tapes/draws.h"
 #include "../libraries/support/interpreter.h"
@@ -12,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -87,21 +85,6 @@ pybind11::object allFakesIfIn(const pybind11::object& container) {
   return is_complete ? pybind11::object{std::move(fakes)} : pybind11::none();
 }
 
-// Returns each digest as two numbers.
-std::vector<std::pair<std::uint64_t, std::uint64_t>> digestsOf(const Tensors& tensors) {
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> numbers;
-  for (const Digest& digest : digestsOfRecordings(tensors)) {
-    numbers.emplace_back(digest.low, digest.high);
-  }
-  return numbers;
-}
-
-// Returns the digest of a real tensor as two numbers.
-std::pair<std::uint64_t, std::uint64_t> digestOfTensor(const at::Tensor& tensor) {
-  const Digest digest = digestOf(tensor);
-  return {digest.low, digest.high};
-}
-
 at::Tensor evaluateTensor(const at::Tensor& deferred) {
   return translatingFailures([&] { return evaluate(deferred); });
 }
@@ -111,19 +94,6 @@ at::Tensor evaluateIn(const at::Tensor& deferred, const std::shared_ptr<Recycled
   memory->serve([&] { values = evaluateTensor(deferred); });
   memory->trim();
   return values;
-}
-
-// Returns, for each tensor, the text and the digest of each source.
-std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> sourcesOfTensors(
-    const Tensors& tensors) {
-  std::vector<std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>>> all;
-  for (const std::vector<Source>& sources : sourcesOf(tensors)) {
-    all.emplace_back();
-    for (const Source& source : sources) {
-      all.back().emplace_back(source.text, source.digest.low, source.digest.high);
-    }
-  }
-  return all;
 }
 
 }  // namespace
@@ -151,12 +121,12 @@ void bindDeferredInit(pybind11::module_& module) {
       .def("is_of", torch::wrap_pybind_function_no_gil(&RecordedValue::isOf))
       .def("put_back", torch::wrap_pybind_function_no_gil(&RecordedValue::putBack))
       .def("keep_apart", torch::wrap_pybind_function_no_gil(&RecordedValue::keepApart));
-  bind(module, "digest_of", digestOfTensor);
+  bind(module, "digest_of", digestOf);
   bind(module, "skip_fill", skipFill);
   bind(module, "materialize_as_fakes", materializeAsFakes);
   bind(module, "materializes_as_fakes", materializesAsFakes);
-  bind(module, "digests_of_recordings", digestsOf);
-  bind(module, "sources_of", sourcesOfTensors);
+  bind(module, "digests_of_recordings", [](const Tensors& tensors) { return digestsOfRecordings(tensors); });
+  bind(module, "sources_of", [](const Tensors& tensors) { return sourcesOf(tensors); });
   bindBlock<TracingGuard>(module, "enter_tracing", "leave_tracing", "tracing()");
 }
 

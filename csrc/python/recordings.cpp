@@ -22,7 +22,7 @@
 #include "../core/deferred_init/state/real_dispatch.h"
 #include "../core/fake/calls/errors.h"
 #include "../core/fake/calls/op_traits.h"
-#include "../extensions/digests/recording_digest.h"
+#include "../extensions/digests/digest.h"
 #include "../extensions/parts/plan_costs.h"
 #include "../extensions/parts/value_parts.h"
 #include "../extensions/placement/placed.h"

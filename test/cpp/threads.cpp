@@ -22,8 +22,6 @@
 #include <torchext/torchext.h>
 
 #include "core/deferred_init/graph/op_graph.h"
-#include "core/fake/storage/fake_storage.h"
-#include "extensions/digests/recording_digest.h"
 #include "extensions/memory/device_memory.h"
 #include "extensions/memory/real_allocations.h"
 #include "extensions/memory/timeline.h"

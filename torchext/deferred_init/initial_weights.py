@@ -418,7 +418,7 @@ def _with_detail(check: TensorCheck, program: _Program, job: Job, one: Job, need
         mine, other = (torch.load(_trace_file(which)) for which in (job, one))
     except (RankFailedError, OSError):
         return check
-    pairs = zip_longest(*sources, fillvalue=("nothing", 0, 0))
+    pairs = zip_longest(*sources, fillvalue=("nothing", (0, 0)))
     pair = next(((a[0], b[0]) for a, b in pairs if a != b), ("", ""))
     differing = (mine != other).logical_and(mine.eq(mine).logical_or(other.eq(other))).nonzero()
     if not len(differing):
@@ -440,7 +440,7 @@ def _trace_file(job: Job) -> Path:
     return job.folder / f"values of rank {job.rank} of {job.size}"
 
 
-def _trace(program: _Program, name: str, need: Need, job: Job) -> list[tuple[str, int, int]]:
+def _trace(program: _Program, name: str, need: Need, job: Job) -> list[tuple[str, tuple[int, int]]]:
     """Write the values of the part of a tensor, and return its sources."""
     with Recording(trace=True):
         tensor = dict(_tensors(program.module(job)))[name]
@@ -450,4 +450,4 @@ def _trace(program: _Program, name: str, need: Need, job: Job) -> list[tuple[str
     [sources] = _C.sources_of([one for one in parts_of(tensor) if _C.is_deferred(one)])
     # The innermost line outside of PyTorch, if `initialize_meta` calls PyTorch's own functions.
     ours = re.compile(rf" at {re.escape(multiprocessing.process.__file__)}:.*")
-    return [(ours.sub("", text), low, high) for text, low, high in sources]
+    return [(ours.sub("", text), digest) for text, digest in sources]

@@ -159,7 +159,7 @@ def _by_name(held: Iterable[Held]) -> dict[str, Tensor]:
     return tensors
 
 
-Source: TypeAlias = tuple[str, int, int]
+Source: TypeAlias = tuple[str, tuple[int, int]]
 Sources: TypeAlias = dict[str, list[Source] | None]
 
 
@@ -176,7 +176,7 @@ def _first_difference(expected: dict[str, tuple[int, list[Source] | None]], foun
             has, lacks = (0, rank) if name in expected else (rank, 0)
             return f"`{name}` is deferred in rank {has} of the group, and not in rank {lacks}."
         (first, wanted), other = expected[name], found[name]
-        for one, another in zip_longest(wanted or (), other or (), fillvalue=("nothing", 0, 0)):
+        for one, another in zip_longest(wanted or (), other or (), fillvalue=("nothing", (0, 0))):
             if one != another and wanted is not None and other is not None:
                 how = ", with other arguments or other random numbers" if one[0] == another[0] else ""
                 return (

@@ -48,7 +48,7 @@ bool SharedCopies::holds(const Storage& storage, const Tensor& bytes, std::size_
 }
 
 Storage SharedCopies::of(const Tensor& bytes, std::size_t offset) {
-  const std::uint64_t key = digestOf(bytes).low ^ offset;
+  const std::uint64_t key = digestOf(bytes).first ^ offset;
   for (const Storage& known : storagesWith(key)) {
     if (holds(known, bytes, offset)) {
       return known;
