@@ -3,6 +3,7 @@
 #include <torchext/inference_mode.h>
 
 #include "../extensions/marks/origins.h"
+#include "../extensions/marks/tensor_marks.h"
 #include "bind.h"
 #include "block_type.h"
 #include "module.h"
@@ -98,6 +99,9 @@ void bindInference(pybind11::module_& module) {
   bind(module, "origin_of", [](const at::Tensor& tensor) { return originOf(tensor); });
   bind(module, "trace_origins_here", traceOriginsHere);
   bind(module, "trace_origins_in_blocks", traceOriginsInBlocks);
+  bind(module, "is_marked", [](const at::Tensor& tensor) { return marksOf(*tensor.unsafeGetTensorImpl()) != nullptr; });
+  bind(module, "without_marks", [](const at::Tensor& tensor) { return withoutMarks(tensor); });
+  bind(module, "drop_stale_demands", dropStaleDemands);
 }
 
 }  // namespace torchext::python

@@ -17,7 +17,6 @@
 #include "bind.h"
 #include "interpreter.h"
 #include "module.h"
-#include "patching.h"
 
 namespace torchext::python {
 

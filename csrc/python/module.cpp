@@ -88,7 +88,6 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindCollectives(module);
   torchext::python::bindInference(module);
   torchext::python::bindInspect(module);
-  torchext::python::bindMarks(module);
   torchext::python::bindAmp(module);
   torchext::python::bindPatching(module);
   torchext::python::bindLeases(module);

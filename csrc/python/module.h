@@ -11,7 +11,6 @@ void bindRecordings(pybind11::module_& module);
 void bindCollectives(pybind11::module_& module);
 void bindInference(pybind11::module_& module);
 void bindInspect(pybind11::module_& module);
-void bindMarks(pybind11::module_& module);
 void bindAmp(pybind11::module_& module);
 void bindLeases(pybind11::module_& module);
 void bindLocks(pybind11::module_& module);

@@ -1,4 +1,4 @@
-#include "patching.h"
+#include "leases.h"
 
 #include <algorithm>
 #include <array>
@@ -102,18 +102,33 @@ bool isAboutAnyOf(unsigned concerns, PyObject* const* args, Py_ssize_t count) {
          std::any_of(args, args + count, [concerns](PyObject* argument) { return isAbout(concerns, argument); });
 }
 
-bool isAboutAnyOf(const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  return isAbout(slot.concerns, self) || isAboutAnyOf(slot.concerns, args, count);
+// The arguments of a call, which its caller holds. `keywords` is null, or a dictionary, or the names of the last values
+// in `args`, which follow `count` positional ones.
+struct Call {
+  PyObject* self;
+  PyObject* const* args;
+  Py_ssize_t count;
+  PyObject* keywords = nullptr;
+
+  bool hasDict() const {
+    return keywords != nullptr && PyDict_Check(keywords);
+  }
+  Py_ssize_t named() const {
+    return keywords == nullptr || hasDict() ? 0 : PyTuple_GET_SIZE(keywords);
+  }
+};
+
+Call callOf(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return {self, reinterpret_cast<PyTupleObject*>(args)->ob_item, PyTuple_GET_SIZE(args), kwargs};
 }
 
-bool isAboutCall(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwargs) {
-  auto* const* const positional = reinterpret_cast<PyTupleObject*>(args)->ob_item;
-  if (isAboutAnyOf(slot, self, positional, PyTuple_GET_SIZE(args))) {
+bool isAboutCall(const Slot& slot, const Call& call) {
+  if (isAbout(slot.concerns, call.self) || isAboutAnyOf(slot.concerns, call.args, call.count + call.named())) {
     return true;
   }
   PyObject* name = nullptr;
   PyObject* value = nullptr;
-  for (Py_ssize_t i = 0; kwargs != nullptr && PyDict_Next(kwargs, &i, &name, &value) != 0;) {
+  for (Py_ssize_t i = 0; call.hasDict() && PyDict_Next(call.keywords, &i, &name, &value) != 0;) {
     if (isAbout(slot.concerns, value)) {
       return true;
     }
@@ -121,84 +136,56 @@ bool isAboutCall(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwa
   return false;
 }
 
-// The caller holds the arguments. `keywords` is null, or a dictionary, or the names of the last values in `args`, which
-// follow `count` positional ones.
-PyObject* callReplacement(
-    const Slot& slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  const bool is_dict = keywords != nullptr && PyDict_Check(keywords);
-  const auto named = keywords == nullptr || is_dict ? 0 : PyTuple_GET_SIZE(keywords);
+PyObject* callReplacement(const Slot& slot, const Call& call) {
   std::vector<PyObject*> all{nullptr};  // CPython may write to it: `PY_VECTORCALL_ARGUMENTS_OFFSET`
-  all.reserve(toSize(count + named) + 2);
+  all.reserve(toSize(call.count + call.named()) + 2);
   if (slot.passes_self) {
-    all.push_back(self);
+    all.push_back(call.self);
   }
-  all.insert(all.end(), args, args + count + named);
-  const auto positional = (all.size() - 1 - toSize(named)) | PY_VECTORCALL_ARGUMENTS_OFFSET;
+  all.insert(all.end(), call.args, call.args + call.count + call.named());
+  const auto positional = (all.size() - 1 - toSize(call.named())) | PY_VECTORCALL_ARGUMENTS_OFFSET;
   PyObject* const called = slot.called;
   Py_INCREF(called);  // may be restored during the call
-  const auto call = is_dict ? &PyObject_VectorcallDict : &PyObject_Vectorcall;
-  PyObject* result = call(called, all.data() + 1, positional, keywords);
+  const auto function = call.hasDict() ? &PyObject_VectorcallDict : &PyObject_Vectorcall;
+  PyObject* result = function(called, all.data() + 1, positional, call.keywords);
   Py_DECREF(called);
   return result;
-}
-
-PyObject* callReplacement(const Slot& slot, PyObject* self, PyObject* args, PyObject* kwargs) {
-  return callReplacement(slot, self, reinterpret_cast<PyTupleObject*>(args)->ob_item, PyTuple_GET_SIZE(args), kwargs);
 }
 
 using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 using FastFunctionWithKeywords = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
 
-template <typename Function>
-Function originalAs(const Slot& slot) {
-  return reinterpret_cast<Function>(reinterpret_cast<void (*)()>(slot.original_definition->ml_meth));
+// Calls the replacement of a method if it concerns the call, and the original with `arguments` otherwise.
+template <typename Function, typename... Arguments>
+PyObject* callMethod(std::size_t index, const Call& call, Arguments... arguments) {
+  const Slot& slot = slots()[index];
+  if (isAboutCall(slot, call)) {
+    return callReplacement(slot, call);
+  }
+  const auto original = reinterpret_cast<void (*)()>(slot.original_definition->ml_meth);
+  return reinterpret_cast<Function>(original)(call.self, arguments...);
 }
 
 // One function per calling convention.
 template <std::size_t kIndex>
 struct Trampoline {
   static PyObject* variableWithKeywords(PyObject* self, PyObject* args, PyObject* kwargs) {
-    const Slot& slot = slots()[kIndex];
-    if (!isAboutCall(slot, self, args, kwargs)) {
-      return originalAs<PyCFunctionWithKeywords>(slot)(self, args, kwargs);
-    }
-    return callReplacement(slot, self, args, kwargs);
+    return callMethod<PyCFunctionWithKeywords>(kIndex, callOf(self, args, kwargs), args, kwargs);
   }
   static PyObject* variable(PyObject* self, PyObject* args) {
-    const Slot& slot = slots()[kIndex];
-    if (!isAboutCall(slot, self, args, nullptr)) {
-      return originalAs<PyCFunction>(slot)(self, args);
-    }
-    return callReplacement(slot, self, args, nullptr);
+    return callMethod<PyCFunction>(kIndex, callOf(self, args, nullptr), args);
   }
   static PyObject* none(PyObject* self, PyObject* unused) {
-    const Slot& slot = slots()[kIndex];
-    if (!isAboutAnyOf(slot, self, nullptr, 0)) {
-      return originalAs<PyCFunction>(slot)(self, unused);
-    }
-    return callReplacement(slot, self, nullptr, 0, nullptr);
+    return callMethod<PyCFunction>(kIndex, {self, nullptr, 0}, unused);
   }
   static PyObject* one(PyObject* self, PyObject* argument) {
-    const Slot& slot = slots()[kIndex];
-    if (!isAboutAnyOf(slot, self, &argument, 1)) {
-      return originalAs<PyCFunction>(slot)(self, argument);
-    }
-    return callReplacement(slot, self, &argument, 1, nullptr);
+    return callMethod<PyCFunction>(kIndex, {self, &argument, 1}, argument);
   }
   static PyObject* fast(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    const Slot& slot = slots()[kIndex];
-    if (!isAboutAnyOf(slot, self, args, count)) {
-      return originalAs<FastFunction>(slot)(self, args, count);
-    }
-    return callReplacement(slot, self, args, count, nullptr);
+    return callMethod<FastFunction>(kIndex, {self, args, count}, args, count);
   }
   static PyObject* fastWithKeywords(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    const Slot& slot = slots()[kIndex];
-    const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-    if (!isAboutAnyOf(slot, self, args, count + keywords)) {
-      return originalAs<FastFunctionWithKeywords>(slot)(self, args, count, names);
-    }
-    return callReplacement(slot, self, args, count, names);
+    return callMethod<FastFunctionWithKeywords>(kIndex, {self, args, count, names}, args, count, names);
   }
 };
 
@@ -207,12 +194,10 @@ PyCFunction asMethod(Function function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-constexpr unsigned kConventions = METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL;
-
 // Returns null for any other convention.
 template <std::size_t kIndex>
 PyCFunction trampolineFor(unsigned flags) {
-  switch (flags & (kConventions | METH_METHOD)) {
+  switch (flags & (METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL | METH_METHOD)) {
     case METH_VARARGS | METH_KEYWORDS:
       return asMethod(&Trampoline<kIndex>::variableWithKeywords);
     case METH_VARARGS:
@@ -239,10 +224,9 @@ PyCFunction trampoline(std::size_t slot, unsigned flags, std::index_sequence<kIn
 
 PyObject* getProperty(PyObject* self, void* slot) {
   const auto& of = *static_cast<const Slot*>(slot);
-  if (!isAboutAnyOf(of, self, nullptr, 0)) {
-    return of.original_property->get(self, of.original_property->closure);
-  }
-  return callReplacement(of, nullptr, &self, 1, nullptr);
+  const Call call{nullptr, &self, 1};
+  return isAboutCall(of, call) ? callReplacement(of, call)
+                               : of.original_property->get(self, of.original_property->closure);
 }
 
 PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs);
@@ -350,12 +334,6 @@ void fill(Slot& slot, std::size_t index, PyObject* function) {
   slot.function = function;
 }
 
-void checkReplaceable(PyObject* function) {
-  if (!isMethod(function) && !isProperty(function) && !isBuiltin(function) && !isType(function)) {
-    throw pybind11::type_error(std::string("expected a C function, got ") + Py_TYPE(function)->tp_name + ".");
-  }
-}
-
 // Returns the type that defines the `tp_new` of `type`.
 PyTypeObject* ownerOfNew(PyTypeObject* type) {
   while (type->tp_base != nullptr && type->tp_base->tp_new == type->tp_new) {
@@ -374,7 +352,9 @@ Slot& slotOf(PyObject* function) {
   if (found != known->end()) {
     return slots()[found->second];
   }
-  checkReplaceable(function);
+  if (!isMethod(function) && !isProperty(function) && !isBuiltin(function) && !isType(function)) {
+    throw pybind11::type_error(std::string("expected a C function, got ") + Py_TYPE(function)->tp_name + ".");
+  }
   const std::size_t index = known->size();
   if (index == kSlots) {
     throw pybind11::value_error("No slot is left for a replaced function. Raise kSlots in patching.cpp.");
@@ -386,13 +366,10 @@ Slot& slotOf(PyObject* function) {
 
 PyObject* callBuiltin(PyObject* function, PyObject* const* args, std::size_t count, PyObject* keyword_names) {
   const Slot& slot = slotOf(function);
-  const Py_ssize_t positional = PyVectorcall_NARGS(count);
-  const Py_ssize_t keywords = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
-  if (!isAboutAnyOf(slot, nullptr, args, positional + keywords)) {
-    // `original` has no vectorcall itself if it takes a tuple.
-    return PyObject_Vectorcall(slot.original, args, count, keyword_names);
-  }
-  return callReplacement(slot, nullptr, args, positional, keyword_names);
+  const Call call{nullptr, args, PyVectorcall_NARGS(count), keyword_names};
+  // `original` has no vectorcall itself if it takes a tuple.
+  return isAboutCall(slot, call) ? callReplacement(slot, call)
+                                 : PyObject_Vectorcall(slot.original, args, count, keyword_names);
 }
 
 // Returns the slot for a type that derives from one whose `__new__` is, or was, replaced.
@@ -407,10 +384,8 @@ const Slot& slotOfNew(PyTypeObject* type) {
 PyObject* newObject(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   const Slot& slot = slotOfNew(type);
-  if (!isAboutCall(slot, nullptr, args, kwargs)) {
-    return slot.original_new(type, args, kwargs);
-  }
-  return callReplacement(slot, reinterpret_cast<PyObject*>(type), args, kwargs);
+  const Call call = callOf(reinterpret_cast<PyObject*>(type), args, kwargs);
+  return isAboutCall(slot, call) ? callReplacement(slot, call) : slot.original_new(type, args, kwargs);
   END_HANDLE_TH_ERRORS
 }
 
