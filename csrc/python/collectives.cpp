@@ -53,38 +53,31 @@ void observeByPython(py::object observe) {
   observeCollectives(observingFunction().is_none() ? nullptr : &callObserver);
 }
 
-// Calls the methods of an `AssumedValues`.
+// Calls the methods of an `AssumedValues`, which is held for the life of the process.
 class PythonAssumptions final : public Assumptions {
  public:
-  PythonAssumptions(const py::object& values, at::Tensor masks, double number, bool has_lines)
-      : answer_{methodOf(values, "answer")},
-        note_{methodOf(values, "note_shape")},
-        positions_{methodOf(values, "positions")},
-        policy_here_{has_lines ? methodOf(values, "policy_here") : nullptr},
-        everywhere_{std::move(masks), ValueKind::kByMasks, number} {}
+  PythonAssumptions(py::object values, at::Tensor masks, double number, bool has_lines)
+      : values_{values.release()}, has_lines_{has_lines}, everywhere_{std::move(masks), ValueKind::kByMasks, number} {}
 
   double answer(const c10::OperatorHandle& op,
                 c10::ScalarType dtype,
                 std::optional<double> computed,
                 ValueKind kind) override {
     const py::gil_scoped_acquire gil;
-    return py::reinterpret_borrow<py::object>(answer_)(op.schema().name(), py::cast(dtype), computed,
-                                                       static_cast<int>(kind))
-        .cast<double>();
+    return values_.attr("answer")(op.schema().name(), py::cast(dtype), computed, static_cast<int>(kind)).cast<double>();
   }
 
   void note(const c10::OperatorHandle& op, const std::string& shape, ValueKind kind) override {
     const py::gil_scoped_acquire gil;
-    py::reinterpret_borrow<py::object>(note_)(op.schema().name(), shape, static_cast<int>(kind));
+    values_.attr("note_shape")(op.schema().name(), shape, static_cast<int>(kind));
   }
 
   LinePolicy policyHere() const override {
-    if (policy_here_ == nullptr) {
+    if (!has_lines_) {
       return everywhere_;
     }
     const py::gil_scoped_acquire gil;
-    const auto [masks, kind, number] =
-        py::reinterpret_borrow<py::object>(policy_here_)().cast<std::tuple<at::Tensor, int, double>>();
+    const auto [masks, kind, number] = values_.attr("policy_here")().cast<std::tuple<at::Tensor, int, double>>();
     return {masks, static_cast<ValueKind>(kind), number};
   }
 
@@ -92,20 +85,13 @@ class PythonAssumptions final : public Assumptions {
                                              std::int64_t length,
                                              std::int64_t rows) const override {
     const py::gil_scoped_acquire gil;
-    const auto [positions, kind] =
-        py::reinterpret_borrow<py::object>(positions_)(count, length, rows).cast<std::pair<at::Tensor, int>>();
+    const auto [positions, kind] = values_.attr("positions")(count, length, rows).cast<std::pair<at::Tensor, int>>();
     return {positions, static_cast<ValueKind>(kind)};
   }
 
  private:
-  static PyObject* methodOf(const py::object& values, const char* name) {
-    return py::object{values.attr(name)}.release().ptr();
-  }
-
-  PyObject* answer_;  // all are held for the life of the process
-  PyObject* note_;
-  PyObject* positions_;
-  PyObject* policy_here_;  // null if no line has a policy
+  py::handle values_;
+  bool has_lines_;  // whether a line has a policy
   LinePolicy everywhere_;
 };
 

@@ -43,17 +43,6 @@ void provide(const std::string& name, const pybind11::object& value) {
   throw error;
 }
 
-// Exceptions that stop a program derive from BaseException, failures from Exception.
-bool asksToStop(const python_error& error) {
-  const pybind11::gil_scoped_acquire gil;
-  return error.type != nullptr && PyErr_GivenExceptionMatches(error.type, PyExc_Exception) == 0;
-}
-
-bool asksToStop(const pybind11::error_already_set& error) {
-  const pybind11::gil_scoped_acquire gil;
-  return !error.matches(PyExc_Exception);
-}
-
 // Takes ownership of a new reference that the Python API returns.
 template <typename Object>
 pybind11::object stolen(Object* object) {
@@ -81,12 +70,16 @@ class Python final : public Interpreter {
     run();
   }
 
+  // Exceptions that stop a program derive from BaseException, failures from Exception.
   bool isInterrupt(const std::exception& error) const override {
-    if (const auto* raised = dynamic_cast<const python_error*>(&error)) {
-      return asksToStop(*raised);
+    const auto* of_torch = dynamic_cast<const python_error*>(&error);
+    const auto* of_pybind = dynamic_cast<const pybind11::error_already_set*>(&error);
+    if (of_torch == nullptr && of_pybind == nullptr) {
+      return false;
     }
-    const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error);
-    return raised != nullptr && asksToStop(*raised);
+    const pybind11::gil_scoped_acquire gil;
+    PyObject* type = of_torch != nullptr ? of_torch->type : of_pybind->type().ptr();
+    return type != nullptr && PyErr_GivenExceptionMatches(type, PyExc_Exception) == 0;
   }
 
   std::string sourceLineHere() const override {

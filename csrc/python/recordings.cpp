@@ -82,10 +82,36 @@ py::object placeOf(const LiveValue& value) {
 // reads the writers of all values before it makes the first object.
 class RecordingView {
  public:
-  RecordingView(const ReplayPlan& plan, const std::vector<StorageValuePtr>& values);
+  RecordingView(const ReplayPlan& plan, const std::vector<StorageValuePtr>& values)
+      : plan_{plan}, nodes_{operatorsBehind(values)} {
+    for (const OpNode* node : nodes_) {
+      index_.emplace(node, index_.size());
+    }
+    for (const PlannedOperator& planned : plan.operators()) {
+      planned_.emplace(planned.node, &planned);
+    }
+    for (const StorageValuePtr& value : values) {
+      keep(*value);
+    }
+    for (const OpNode* node : nodes_) {
+      for (const TensorArgument& argument : node->tensors()) {
+        if (argument.value != nullptr) {
+          keep(*argument.value);
+        }
+      }
+    }
+  }
 
-  py::list operators() const;
-  py::object tensor(const StorageValue* value, const Geometry& geometry, bool is_real = false) const;
+  py::list operators() const {
+    return listOf(nodes_, [this](const OpNode* node) { return operatorOf(*node); });
+  }
+
+  py::object tensor(const StorageValue* value, const Geometry& geometry, bool is_real = false) const {
+    return module_.attr("RecordedTensor")(value == nullptr ? py::none() : keyOf(*value), is_real,
+                                          tupleOf(geometry.sizes), tupleOf(geometry.strides), geometry.storage_offset,
+                                          c10::typeMetaToScalarType(geometry.dtype),
+                                          py::make_tuple(geometry.is_conj, geometry.is_neg, geometry.is_zero));
+  }
 
  private:
   // Constants have an address in place of an output.
@@ -95,13 +121,120 @@ class RecordingView {
     std::size_t nbytes;
   };
 
-  void keep(const StorageValue& value);
-  py::object operatorOf(const OpNode& node) const;
-  py::object tensorOf(const TensorArgument& argument) const;
-  py::object keyOf(const StorageValue& value) const;
-  py::object argumentOf(const c10::IValue& value, c10::TypeKind enumeration, py::iterator& tensors) const;
-  py::object planOf(const OpNode& node) const;
-  static py::object partsOf(const PlannedOperator& planned);
+  void keep(const StorageValue& value) {
+    const auto& writer = value.writer();
+    if (writer == nullptr) {
+      keys_.emplace(&value, Key{std::nullopt, reinterpret_cast<std::uintptr_t>(&value), value.constant().nbytes()});
+    } else if (keys_.emplace(&value, Key{index_.at(writer.get()), value.output(), value.nbytes()}).second) {
+      kept_.push_back(writer);
+    }
+  }
+
+  py::object operatorOf(const OpNode& node) const {
+    const py::list tensors = listOf(node.tensors(), [this](const TensorArgument& one) { return tensorOf(one); });
+    py::list arguments;
+    py::iterator next = py::iter(tensors);
+    py::iterator none = py::iter(py::tuple{});
+    for (const auto i : c10::irange(node.arguments().size())) {
+      const c10::Argument& argument = node.op().schema().arguments()[i];
+      const c10::TypeKind enumeration = enumerationOf(argument);
+      const auto& standard = argument.default_value();
+      arguments.append(py::make_tuple(argument.name(), argument.kwarg_only(),
+                                      argumentOf(node.arguments()[i], enumeration, next),
+                                      standard ? argumentOf(*standard, enumeration, none) : py::ellipsis{}));
+    }
+    const py::list writes = listOf(node.written(), [&](const WrittenStorage& written) {
+      const bool keeps_size = written.is_argument && !written.was_resized;
+      return keeps_size ? py::object{tensors[written.position]} : tensor(nullptr, written.geometry());
+    });
+    const TapePositionPtr& tape = node.tape();
+    return module_.attr("RecordedOperator")(
+        node.op().schema().name(), node.op().schema().overload_name(), arguments, tensors, writes,
+        tape ? py::object{py::make_tuple(tape->device(), tape->draws(), tape->length())} : py::none(),
+        std::string{node.source()}, onlyAllocates(node.op()), planOf(node));
+  }
+
+  py::object tensorOf(const TensorArgument& argument) const {
+    if (argument.number) {
+      return torch::jit::toPyObject(*argument.number);
+    }
+    if (argument.external) {
+      Geometry shown;  // sparse tensors have no strides
+      shown.sizes = argument.external->tensor().sizes();
+      shown.dtype = argument.external->tensor().dtype();
+      return tensor(nullptr, shown, /*is_real=*/true);
+    }
+    return tensor(argument.device ? nullptr : argument.value.get(), argument.geometry());
+  }
+
+  py::object keyOf(const StorageValue& value) const {
+    const auto& [writer, output, nbytes] = keys_.at(&value);
+    return py::make_tuple(writer, output, nbytes);
+  }
+
+  py::object argumentOf(const c10::IValue& value, c10::TypeKind enumeration, py::iterator& tensors) const {
+    const auto item = [&](const c10::IValue& one) { return argumentOf(one, c10::TypeKind::AnyType, tensors); };
+    if (value.isTensor()) {
+      return value.toTensor().defined() ? py::reinterpret_borrow<py::object>(*tensors++) : py::none();
+    }
+    if (value.isList()) {
+      return listOf(value.toListRef(), item);
+    }
+    if (value.isTuple()) {
+      return py::tuple(listOf(value.toTupleRef().elements(), item));
+    }
+    return value.isInt() ? asEnumeration(value.toInt(), enumeration) : torch::jit::toPyObject(value);
+  }
+
+  py::object planOf(const OpNode& node) const {
+    const auto found = planned_.find(&node);
+    if (found == planned_.end()) {
+      return py::none();
+    }
+    const PlannedOperator& planned = *found->second;
+    const py::list memory = listOf(planned.writes, [](const PlannedValue& written) {
+      return py::make_tuple(static_cast<int>(written.origin), written.nbytes);
+    });
+    py::list drops;
+    for (const LiveValue& value : planned.last_uses) {
+      if (!plan_.of(value).is_wanted) {
+        drops.append(py::make_tuple(index_.at(plan_.operators()[value.writer].node), value.value->output()));
+      }
+    }
+    return module_.attr("PlannedOperator")(planned.place, static_cast<int>(planned.way), shareOf(planned),
+                                           planned.steps, partsOf(planned), listOf(planned.reads, placeOf), memory,
+                                           drops);
+  }
+
+  // Returns the parts in order of their position: for each dimension of the output a slice, or None for all of it.
+  // Returns None for an operator that runs as a whole.
+  static py::object partsOf(const PlannedOperator& planned) {
+    if (planned.way != Way::kParts) {
+      return planned.way == Way::kNotAtAll ? py::object{py::list{}} : py::none();
+    }
+    const Geometry& written = planned.node->written().front().geometry();
+    std::vector<Box> boxes = boxesOf(*planned.writes.front().parts);
+    std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
+      return std::lexicographical_compare(a.ranges().begin(), a.ranges().end(), b.ranges().begin(), b.ranges().end(),
+                                          [](const IndexRange& a_range, const IndexRange& b_range) {
+                                            return std::tie(a_range.first, a_range.last, a_range.step) <
+                                                   std::tie(b_range.first, b_range.last, b_range.step);
+                                          });
+    });
+    py::list parts;
+    for (Box& box : boxes) {
+      if (const auto ranges = box.widenToElementsOf(written)) {
+        py::list part;
+        for (const auto i : c10::irange(ranges->size())) {
+          const IndexRange& range = ranges->at(i);
+          const bool is_all = range.count() == written.sizes[i];
+          part.append(is_all ? py::none() : py::object{py::slice(range.first, range.last, range.step)});
+        }
+        parts.append(part);
+      }
+    }
+    return parts;
+  }
 
   const ReplayPlan& plan_;
   std::vector<const OpNode*> nodes_;
@@ -111,151 +244,6 @@ class RecordingView {
   std::vector<std::shared_ptr<const OpNode>> kept_;
   const py::module_ module_ = py::module_::import("torchext._C");
 };
-
-RecordingView::RecordingView(const ReplayPlan& plan, const std::vector<StorageValuePtr>& values)
-    : plan_{plan}, nodes_{operatorsBehind(values)} {
-  for (const OpNode* node : nodes_) {
-    index_.emplace(node, index_.size());
-  }
-  for (const PlannedOperator& planned : plan.operators()) {
-    planned_.emplace(planned.node, &planned);
-  }
-  for (const StorageValuePtr& value : values) {
-    keep(*value);
-  }
-  for (const OpNode* node : nodes_) {
-    for (const TensorArgument& argument : node->tensors()) {
-      if (argument.value != nullptr) {
-        keep(*argument.value);
-      }
-    }
-  }
-}
-
-void RecordingView::keep(const StorageValue& value) {
-  const auto& writer = value.writer();
-  if (writer == nullptr) {
-    keys_.emplace(&value, Key{std::nullopt, reinterpret_cast<std::uintptr_t>(&value), value.constant().nbytes()});
-  } else if (keys_.emplace(&value, Key{index_.at(writer.get()), value.output(), value.nbytes()}).second) {
-    kept_.push_back(writer);
-  }
-}
-
-py::list RecordingView::operators() const {
-  return listOf(nodes_, [this](const OpNode* node) { return operatorOf(*node); });
-}
-
-py::object RecordingView::operatorOf(const OpNode& node) const {
-  const py::list tensors = listOf(node.tensors(), [this](const TensorArgument& one) { return tensorOf(one); });
-  py::list arguments;
-  py::iterator next = py::iter(tensors);
-  py::iterator none = py::iter(py::tuple{});
-  for (const auto i : c10::irange(node.arguments().size())) {
-    const c10::Argument& argument = node.op().schema().arguments()[i];
-    const c10::TypeKind enumeration = enumerationOf(argument);
-    const auto& standard = argument.default_value();
-    arguments.append(py::make_tuple(argument.name(), argument.kwarg_only(),
-                                    argumentOf(node.arguments()[i], enumeration, next),
-                                    standard ? argumentOf(*standard, enumeration, none) : py::ellipsis{}));
-  }
-  const py::list writes = listOf(node.written(), [&](const WrittenStorage& written) {
-    const bool keeps_size = written.is_argument && !written.was_resized;
-    return keeps_size ? py::object{tensors[written.position]} : tensor(nullptr, written.geometry());
-  });
-  const TapePositionPtr& tape = node.tape();
-  return module_.attr("RecordedOperator")(
-      node.op().schema().name(), node.op().schema().overload_name(), arguments, tensors, writes,
-      tape ? py::object{py::make_tuple(tape->device(), tape->draws(), tape->length())} : py::none(),
-      std::string{node.source()}, onlyAllocates(node.op()), planOf(node));
-}
-
-py::object RecordingView::tensorOf(const TensorArgument& argument) const {
-  if (argument.number) {
-    return torch::jit::toPyObject(*argument.number);
-  }
-  if (argument.external) {
-    Geometry shown;  // sparse tensors have no strides
-    shown.sizes = argument.external->tensor().sizes();
-    shown.dtype = argument.external->tensor().dtype();
-    return tensor(nullptr, shown, /*is_real=*/true);
-  }
-  return tensor(argument.device ? nullptr : argument.value.get(), argument.geometry());
-}
-
-py::object RecordingView::tensor(const StorageValue* value, const Geometry& geometry, bool is_real) const {
-  return module_.attr("RecordedTensor")(value == nullptr ? py::none() : keyOf(*value), is_real, tupleOf(geometry.sizes),
-                                        tupleOf(geometry.strides), geometry.storage_offset,
-                                        c10::typeMetaToScalarType(geometry.dtype),
-                                        py::make_tuple(geometry.is_conj, geometry.is_neg, geometry.is_zero));
-}
-
-py::object RecordingView::keyOf(const StorageValue& value) const {
-  const auto& [writer, output, nbytes] = keys_.at(&value);
-  return py::make_tuple(writer, output, nbytes);
-}
-
-py::object RecordingView::argumentOf(const c10::IValue& value, c10::TypeKind enumeration, py::iterator& tensors) const {
-  const auto item = [&](const c10::IValue& one) { return argumentOf(one, c10::TypeKind::AnyType, tensors); };
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? py::reinterpret_borrow<py::object>(*tensors++) : py::none();
-  }
-  if (value.isList()) {
-    return listOf(value.toListRef(), item);
-  }
-  if (value.isTuple()) {
-    return py::tuple(listOf(value.toTupleRef().elements(), item));
-  }
-  return value.isInt() ? asEnumeration(value.toInt(), enumeration) : torch::jit::toPyObject(value);
-}
-
-py::object RecordingView::planOf(const OpNode& node) const {
-  const auto found = planned_.find(&node);
-  if (found == planned_.end()) {
-    return py::none();
-  }
-  const PlannedOperator& planned = *found->second;
-  const py::list memory = listOf(planned.writes, [](const PlannedValue& written) {
-    return py::make_tuple(static_cast<int>(written.origin), written.nbytes);
-  });
-  py::list drops;
-  for (const LiveValue& value : planned.last_uses) {
-    if (!plan_.of(value).is_wanted) {
-      drops.append(py::make_tuple(index_.at(plan_.operators()[value.writer].node), value.value->output()));
-    }
-  }
-  return module_.attr("PlannedOperator")(planned.place, static_cast<int>(planned.way), shareOf(planned), planned.steps,
-                                         partsOf(planned), listOf(planned.reads, placeOf), memory, drops);
-}
-
-// Returns the parts in order of their position: for each dimension of the output a slice, or None for all of it.
-// Returns None for an operator that runs as a whole.
-py::object RecordingView::partsOf(const PlannedOperator& planned) {
-  if (planned.way != Way::kParts) {
-    return planned.way == Way::kNotAtAll ? py::object{py::list{}} : py::none();
-  }
-  const Geometry& written = planned.node->written().front().geometry();
-  std::vector<Box> boxes = boxesOf(*planned.writes.front().parts);
-  std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
-    return std::lexicographical_compare(a.ranges().begin(), a.ranges().end(), b.ranges().begin(), b.ranges().end(),
-                                        [](const IndexRange& a_range, const IndexRange& b_range) {
-                                          return std::tie(a_range.first, a_range.last, a_range.step) <
-                                                 std::tie(b_range.first, b_range.last, b_range.step);
-                                        });
-  });
-  py::list parts;
-  for (Box& box : boxes) {
-    if (const auto ranges = box.widenToElementsOf(written)) {
-      py::list part;
-      for (const auto i : c10::irange(ranges->size())) {
-        const IndexRange& range = ranges->at(i);
-        const bool is_all = range.count() == written.sizes[i];
-        part.append(is_all ? py::none() : py::object{py::slice(range.first, range.last, range.step)});
-      }
-      parts.append(part);
-    }
-  }
-  return parts;
-}
 
 // Returns the operators that led to `tensors`, in recording order; for each tensor, its recording and the place of the
 // operator in the plan that writes it; the peak and the total bytes written by the plan; and, if `measures` is set, the

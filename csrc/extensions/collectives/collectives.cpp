@@ -107,13 +107,6 @@ void refuseCollective(const OperatorHandle& op, ArrayRef<IValue> arguments) {
               "collectives without communicating. Nothing has been sent or written.");
 }
 
-// The backend "fake" has no other processes to wait for, and the group may have no backend for devices other than those
-// of fakes.
-bool isOnFakeBackend(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const auto fake = findTensor(arguments, isFake);
-  return fake && communicationBackend(op, arguments, fake->device()) == "fake";
-}
-
 // Set while collectives are observed.
 std::atomic<CollectiveObserver> observer{nullptr};
 
@@ -182,27 +175,15 @@ void synchronize(const OperatorHandle& op, Stack& stack) {
   op.callBoxed(stack);
 }
 
-class Synchronization final : public CallHandler {
- public:
-  constexpr Synchronization() = default;
+// Returns true for a call that makes processes wait for each other. The backend "fake" has no other processes, and the
+// group may have no backend for devices other than those of fakes.
+bool isSynchronizing(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const auto fake = findTensor(arguments, isFake);
+  return communicationOf(op) == Communication::kSynchronizes &&
+         !(fake && communicationBackend(op, arguments, fake->device()) == "fake");
+}
 
-  std::optional<HandledCall> decide(const OperatorHandle& op,
-                                    const Stack& stack,
-                                    const ArgumentFacts& facts) const override {
-    const auto arguments = argumentsOf(op, stack);
-    if (!facts.has_fake || communicationOf(op) != Communication::kSynchronizes || isOnFakeBackend(op, arguments) ||
-        isInFakeImplementation()) {
-      return std::nullopt;
-    }
-    return HandledCall{nullptr, HandledCall::Effect::kDecomposes, "makes the call now, on a real tensor"};
-  }
-
-  void run(const OperatorHandle& op, DispatchKeySet /*below*/, Stack& stack) const override {
-    synchronize(op, stack);
-  }
-};
-
-// Runs PyTorch's kernels of collectives on fakes, or refuses the calls.
+// Runs PyTorch's kernels of collectives on fakes, or refuses the calls, and synchronizes processes.
 class CollectiveHandler final : public CallHandler {
  public:
   constexpr CollectiveHandler() = default;
@@ -214,6 +195,9 @@ class CollectiveHandler final : public CallHandler {
     const Communication communication = may_send ? communicationOf(op) : Communication::kNone;
     if (communication == Communication::kNone) {
       return std::nullopt;
+    }
+    if (isSynchronizing(op, argumentsOf(op, stack))) {
+      return HandledCall{nullptr, HandledCall::Effect::kDecomposes, "makes the call now, on a real tensor"};
     }
     if (communication == Communication::kCollective) {
       try {
@@ -231,6 +215,10 @@ class CollectiveHandler final : public CallHandler {
   // Kernels allocate on the device of their arguments, also outside of fake_mode(), and these allocations must be fake.
   void run(const OperatorHandle& op, DispatchKeySet below, Stack& stack) const override {
     const Stack arguments = argumentsOf(op, stack).vec();
+    if (isSynchronizing(op, arguments)) {
+      synchronize(op, stack);
+      return;
+    }
     countCall(op, arguments, /*scratch=*/nullptr, {}, /*has_new=*/false);
     const FakeFactoriesGuard guard;
     op.redispatchBoxed(below, &stack);
@@ -333,13 +321,11 @@ void watchNestedLists() {
 }
 
 void registerCollectives() {
-  static constexpr Synchronization synchronization;
   static constexpr CollectiveHandler collectives;
   Collectives& all = hooks().collectives;
   all.of = &communicationOf;
   all.makeDeferredReal = [](const OperatorHandle& op, Arguments arguments) { makeDeferredReal(op, arguments); };
   all.synchronize = &synchronize;
-  hooks().handlers.add(&synchronization);
   hooks().handlers.add(&collectives);
 }
 

@@ -324,35 +324,23 @@ void becomeFakeElsewhere(
 std::atomic<bool> gives_fakes = false;
 
 // The fake storages of a request, and where their values go.
-class PlacedRequest {
- public:
+struct PlacedRequest {
+  Request request;
+  std::vector<Move> moves;  // one for each storage of the request
+
   void add(const Tensor& tensor, const Placement& placement) {
     if (materializesAsFakes() && !isDeferred(tensor)) {
       return;
     }
-    const auto place = request_.add(tensor);
-    moves_.resize(request_.storages().size());
+    const auto place = request.add(tensor);
+    moves.resize(request.storages().size());
     if (!place) {
       return;
     }
     if (Move move = planMove(tensor, placement); move.isNeeded()) {
-      moves_[*place] = std::move(move);
+      moves[*place] = std::move(move);
     }
   }
-
-  std::vector<Pending>& storages() noexcept {
-    return request_.storages();
-  }
-  const std::vector<Move>& moves() const noexcept {
-    return moves_;
-  }
-  bool moveAny() const {
-    return std::any_of(moves_.begin(), moves_.end(), [](const Move& move) { return move.isNeeded(); });
-  }
-
- private:
-  Request request_;
-  std::vector<Move> moves_;
 };
 
 // Makes the tensors of `pending` real with `real`, which holds their recorded value.
@@ -394,16 +382,17 @@ void materializeAlone(const Pending& pending, const Move& move, bool retain) {
 void materialize(at::ArrayRef<Tensor> placed, at::ArrayRef<Tensor> others, const MaterializeOptions& options) {
   const Locked lock{LockRank::kReplay};
   const Placement placement = checkedPlacement(options.placement, materializesAsFakes());
-  PlacedRequest request;
+  PlacedRequest all;
   for (const Tensor& tensor : placed) {
-    request.add(tensor, placement);
+    all.add(tensor, placement);
   }
   for (const Tensor& tensor : others) {
-    request.add(tensor, {});
+    all.add(tensor, {});
   }
-  std::vector<Pending>& storages = request.storages();
-  const std::vector<Move>& moves = request.moves();
-  if (!materializesAsFakes() && !request.moveAny()) {
+  std::vector<Pending>& storages = all.request.storages();
+  const std::vector<Move>& moves = all.moves;
+  const bool stay = std::none_of(moves.begin(), moves.end(), [](const Move& move) { return move.isNeeded(); });
+  if (!materializesAsFakes() && stay) {
     materializeTogether(storages, options.on_done, [&](std::size_t place, const Storage& real) {
       becomeRealWith(storages[place], moves[place], real, options.retain);
     });
