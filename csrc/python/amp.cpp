@@ -10,7 +10,6 @@
 
 #include "../core/amp/region.h"
 #include "../extensions/amp/amp_tensor.h"
-#include "../extensions/amp/backward.h"
 #include "../extensions/amp/policies.h"
 #include "../libraries/support/open_blocks.h"
 #include "../libraries/support/sizes.h"
@@ -72,16 +71,6 @@ std::string deviceTypesThatAutocast() {
   return names;
 }
 
-// Like `torch.autocast()`, also accepts a device, such as "cuda:0".
-std::optional<c10::DeviceType> deviceTypeNamed(const std::string& name) {
-  try {
-    const c10::DeviceType device_type = c10::Device{name}.type();
-    return canAutocast(device_type) ? std::optional{device_type} : std::nullopt;
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
-}
-
 // Each returns false with a Python error.
 bool readDeviceType(PyObject* given, std::optional<c10::DeviceType>& device_type) {
   if (given == Py_None) {
@@ -96,8 +85,12 @@ bool readDeviceType(PyObject* given, std::optional<c10::DeviceType>& device_type
                  Py_TYPE(given)->tp_name);
     return false;
   }
-  device_type = deviceTypeNamed({name, toSize(size)});
-  if (!device_type) {
+  try {
+    device_type = c10::Device{std::string(name, toSize(size))}.type();  // `torch.autocast()` also accepts "cuda:0"
+  } catch (const c10::Error&) {
+    device_type.reset();
+  }
+  if (!device_type || !canAutocast(*device_type)) {
     PyErr_Format(PyExc_ValueError, "autocast() does not support the device type %R. Supported are %s.", given,
                  deviceTypesThatAutocast().c_str());
     return false;

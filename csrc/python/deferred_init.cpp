@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 
 #include <ATen/core/dispatch/DispatchKeyExtractor.h>
 #include <c10/core/TensorOptions.h>

@@ -3,7 +3,6 @@
 // Python objects that the bindings need. The package provides them by name when it is imported:
 // `torchext._C.provide()`. C++ gets Python objects in no other way.
 
-#include <cstddef>
 #include <cstdint>
 
 #include <pybind11/pybind11.h>

@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <exception>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>

@@ -6,7 +6,6 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>

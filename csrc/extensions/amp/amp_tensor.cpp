@@ -1,11 +1,14 @@
 #include "amp_tensor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/enum_tag.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -19,7 +22,7 @@
 #include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/autocast_mode.h"
 #include "../../libraries/support/stack_utils.h"
-#include "backward.h"
+#include "../support/autograd.h"
 #include "policies.h"
 
 namespace torchext {
@@ -39,6 +42,33 @@ void checkCanBeWrapped(const at::TensorBase& tensor) {
 }
 
 namespace {
+
+// ---- Backward passes ----
+
+// Process-wide, for threads of the autograd engine, which have no reference to their pass.
+std::atomic<int> passes_that_create_graphs{0};
+
+// The innermost state. A thread of the autograd engine has none for its part of a pass.
+thread_local std::optional<BackwardState> current;
+
+// Returns true if the running code is not a formula of derivatives.yaml. Call it only in a backward pass. Hooks belong
+// to the function that they precede or follow.
+bool isInUsersBackward() {
+  return !isRunningPyTorchsNode();
+}
+
+// The engine enables grad mode only for a pass that creates a graph.
+bool isRecomputingByHand() {
+  const bool creates_graph = current ? current->creates_graph : passes_that_create_graphs > 0;
+  return c10::GradMode::is_enabled() && !creates_graph && isInUsersBackward();
+}
+
+// Returns true if this thread runs a backward pass, and not a recomputation.
+bool isInBackward() {
+  return isRunningBackward() && !(current && current->is_recomputation) && !isRecomputingByHand();
+}
+
+// ---- Arguments and results of a call ----
 
 // Autocast never casts double, and float32 is clean.
 bool isLower(const Tensor& tensor) {
@@ -248,6 +278,8 @@ void markResultsOfOthers(const OperatorHandle& op, const Stack& stack, const Amp
   });
 }
 
+// ---- The handler ----
+
 // The thread state for a call with wrapped tensors: autocast is on for their devices, and casts are not cached, because
 // no region would clear the cache at its end.
 class AmpAutocastGuard {
@@ -447,6 +479,21 @@ void handleAmpCall(MarkedCall& call) {
 }
 
 }  // namespace
+
+BackwardGuard::BackwardGuard(bool is_recomputation, bool has_region_decided, bool creates_graph)
+    : previous_{
+          std::exchange(current, BackwardState{is_recomputation, has_region_decided, creates_graph, regionDepth()})} {
+  passes_that_create_graphs += creates_graph ? 1 : 0;
+}
+
+BackwardGuard::~BackwardGuard() {
+  passes_that_create_graphs -= current->creates_graph ? 1 : 0;
+  current = previous_;
+}
+
+bool isRegionDeciding() noexcept {
+  return current ? current->has_region_decided || regionDepth() > current->depth : regionDepth() > 0;
+}
 
 AmpPrediction predictAmp(const OperatorHandle& op, const Stack& arguments) {
   Stack stack = arguments;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <typeinfo>
-#include <utility>
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
