@@ -63,7 +63,7 @@ struct GroupFunctions {
 // Sets them. Call while the library is loaded. Returns true.
 bool setGroupFunctions(const GroupFunctions& functions) noexcept;
 
-// Returns true for the TorchScript class `c10d::` `name`.
+// Returns true for the TorchScript class of c10d called `name`.
 bool isClassOfC10d(const c10::Type& type, const std::string& name);
 
 }  // namespace torchext
