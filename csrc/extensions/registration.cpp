@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include "../core/fake/meta/meta_call.h"
 #include "../core/hooks/hooks.h"
 #include "../libraries/support/large_memory.h"
 #include "amp/amp_tensor.h"
@@ -53,7 +52,6 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerDeviceKernels();
   registerFakeCuda();
   all.decompositions.add(&kernelForSeveralDevices);  // last: the others take precedence
-  setFakeCudaAllocation(&runOnMeta);
   registerKeyOwners();
   all.followers.add(&UncountedVersions::follow);
   all.on_composites_key.add(&registerValueShortcuts);

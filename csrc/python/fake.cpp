@@ -21,8 +21,7 @@
 #include "../extensions/collectives/collectives.h"
 #include "../extensions/composites/gradient_factories.h"
 #include "../extensions/cuda/fake_cuda.h"
-#include "../extensions/cuda/generators.h"
-#include "../extensions/cuda/streams.h"
+#include "../extensions/cuda/philox.h"
 #include "../extensions/dispatch/hit_checks.h"
 #include "../extensions/kernels/device_checks.h"
 #include "../extensions/layouts/sparse_fakes.h"
@@ -97,42 +96,13 @@ void leaveFakeCuda(BlockOwner owner) {
   OpenGuards<FakeCudaBlock>::leave(owner, "fake_mode(gpu=...)");
 }
 
-void describe(std::string name,
-              std::int64_t memory,
-              std::int64_t context,
-              std::tuple<int, int> capability,
-              int multiprocessors,
-              int max_threads,
-              std::int64_t shared_memory,
-              std::int64_t l2_cache) {
-  const auto [major, minor] = capability;
-  describeFakeGpu({std::move(name), memory, /*is_limited=*/true, context, major, minor, multiprocessors, max_threads,
-                   shared_memory, l2_cache});
-}
-
-// In the order of the arguments of `describe()`, without the memory of the context.
+// In the order of the members of GpuDescription. The result lets another thread describe the same devices.
 auto describedGpu() {
-  const GpuDescription& gpu = fakeGpu();
-  return std::tuple{gpu.name,
-                    gpu.total_memory,
-                    std::tuple{gpu.major, gpu.minor},
-                    gpu.multiprocessors,
-                    gpu.max_threads_per_multiprocessor,
-                    gpu.shared_memory_per_block_optin,
-                    gpu.l2_cache};
+  return std::apply([](const auto&... fields) { return std::tuple{fields...}; }, fakeGpu().fields());
 }
 
-constexpr const char* kGpuCapsule = "torchext.GpuDescription";
-
-// A description lives as long as the process.
-pybind11::capsule capsuleOfGpu() {
-  return pybind11::capsule{&fakeGpu(), kGpuCapsule};
-}
-
-void describeAgain(const pybind11::capsule& gpu) {
-  const bool is_gpu = gpu.name() != nullptr && std::string_view{gpu.name()} == kGpuCapsule;
-  TORCH_CHECK_TYPE(is_gpu, "describe_fake_gpu_again(): expected a result of fake_gpu_capsule().");
-  describeFakeGpu(*gpu.get_pointer<const GpuDescription>());
+void describe(decltype(describedGpu()) fields) {
+  std::apply([](auto&... field) { describeFakeGpu({std::move(field)...}); }, fields);
 }
 
 // Returns true if calls on this thread bypass the `Fake` key because a `__torch_dispatch__` makes them: PyTorch
@@ -223,7 +193,6 @@ void bindFake(pybind11::module_& module) {
   bind(module, "set_fake_cuda_initialized", setFakeCudaInitialized);
   bind(module, "largest_fake_cuda_devices", []() -> std::int64_t { return largestFakeCudaDeviceCount(); });
   bind(module, "describe_fake_gpu", describe);
-  module.def("describe_fake_gpu_again", torch::wrap_pybind_function(describeAgain));
   bind(module, "default_fake_cuda_generator",
        [](std::int64_t device) { return defaultFakeCudaGenerator(static_cast<c10::DeviceIndex>(device)); });
   bind(module, "current_fake_stream",
@@ -235,7 +204,6 @@ void bindFake(pybind11::module_& module) {
   bind(module, "count_work_on_fake_stream", countWork);
   bind(module, "work_on_fake_stream", workOn);
   bind(module, "fake_gpu", describedGpu);
-  module.def("fake_gpu_capsule", torch::wrap_pybind_function(capsuleOfGpu));
   module.def("call_backward", &callInside<FakeCudaBackwardGuard>);
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);

@@ -12,7 +12,6 @@
 
 #include "../core/fake/storage/fake_storage.h"
 #include "../extensions/cuda/fake_cuda.h"
-#include "../extensions/cuda/gpu.h"
 #include "../extensions/memory/cuda_settings.h"
 #include "../extensions/memory/device_memory.h"
 #include "../extensions/memory/kernel_memory.h"

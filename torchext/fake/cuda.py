@@ -87,15 +87,19 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
 
 
 def _describe(gpu: FakeGPU) -> None:
+    is_limited = True
     _C.describe_fake_gpu(
-        gpu.name,
-        gpu.memory,
-        gpu.context,
-        gpu.capability,
-        gpu.multiprocessors,
-        gpu.max_threads_per_multiprocessor,
-        gpu.shared_memory_per_block_optin,
-        gpu.l2_cache,
+        (
+            gpu.name,
+            gpu.memory,
+            is_limited,
+            gpu.context,
+            *gpu.capability,
+            gpu.multiprocessors,
+            gpu.max_threads_per_multiprocessor,
+            gpu.shared_memory_per_block_optin,
+            gpu.l2_cache,
+        )
     )
 
 
@@ -231,16 +235,16 @@ def _latest_devices() -> Iterator[None]:
     if _C.fake_cuda_devices():
         yield
         return
-    with same_devices(_C.largest_fake_cuda_devices(), _C.fake_gpu_capsule()):
+    with same_devices(_C.largest_fake_cuda_devices(), _C.fake_gpu()):
         yield
 
 
 @contextmanager
-def same_devices(count: int, gpu: object) -> Iterator[None]:
-    """Give this thread the fake devices of another: their number, and their description (`_C.fake_gpu_capsule()`)."""
+def same_devices(count: int, gpu: _C.GpuFields) -> Iterator[None]:
+    """Give this thread the fake devices of another: their number, and their description (`_C.fake_gpu()`)."""
     with _block(count, None):
         if count:
-            _C.describe_fake_gpu_again(gpu)
+            _C.describe_fake_gpu(gpu)
         yield
 
 

@@ -45,7 +45,7 @@ def _exchange_device(device: int) -> int:
 
 def _get_device_properties(device: Any = None) -> SimpleNamespace:
     index = index_of(device)
-    name, memory, (major, minor), multiprocessors, threads, shared_memory, l2_cache = _C.fake_gpu()
+    name, memory, _, _, major, minor, multiprocessors, threads, shared_memory, l2_cache = _C.fake_gpu()
     return SimpleNamespace(
         name=name,
         major=major,

@@ -12,7 +12,7 @@ from .. import _C
 
 __all__ = ["Clock", "StreamKey", "clock_of", "clock_of_device", "listeners", "order_after", "order_program_after"]
 
-STREAMS = 32  # per device besides the default stream, as in csrc/extensions/cuda/streams.cpp
+STREAMS = 32  # per device besides the default stream, as in csrc/extensions/cuda/fake_cuda.cpp
 
 StreamKey = tuple[int, int]
 """The index of a device, and the number of a stream."""

@@ -41,7 +41,7 @@ class _Blocks(NamedTuple):
 
     makes_fakes: bool
     devices: int
-    gpu: object
+    gpu: _C.GpuFields
     traces_lines: bool
     carries: bool
 
@@ -52,7 +52,7 @@ class _Blocks(NamedTuple):
         return cls(
             _C.are_factories_fake(),
             _C.fake_cuda_devices(),
-            _C.fake_gpu_capsule(),
+            _C.fake_gpu(),
             scope[2],
             _thread_state.carries,
         )

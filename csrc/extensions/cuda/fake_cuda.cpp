@@ -1,11 +1,12 @@
 #include "fake_cuda.h"
 
+#include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -17,15 +18,15 @@
 #include <torch/library.h>
 
 #include "../../core/fake/calls/recording.h"
+#include "../../core/fake/meta/meta_call.h"
 #include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/sizes.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/take_key.h"
 #include "../support/autograd.h"
-#include "attention.h"
-#include "generators.h"
-#include "streams.h"
+#include "philox.h"
 #include "virtual_table.h"
 
 namespace torchext {
@@ -36,37 +37,19 @@ using torch::profiler::impl::ProfilerVoidEventStub;
 
 namespace {
 
-FakeCudaAllocation fake_cuda_allocation = nullptr;
-
 thread_local DeviceIndex visible_count = 0;
 thread_local DeviceIndex current_device = 0;
 
 // The device before the last `exchangeDevice()`, if that set the current device.
 thread_local std::optional<DeviceIndex> left_device;
 
-auto asTuple(const GpuDescription& gpu) {
-  return std::tie(gpu.name, gpu.total_memory, gpu.is_limited, gpu.context_memory, gpu.major, gpu.minor,
-                  gpu.multiprocessors, gpu.max_threads_per_multiprocessor, gpu.shared_memory_per_block_optin,
-                  gpu.l2_cache);
-}
-
 // Returns one object for equal descriptions.
 const GpuDescription* interned(GpuDescription gpu) {
+  const auto is_before = [](const GpuDescription& a, const GpuDescription& b) { return a.fields() < b.fields(); };
   // Leaked: any thread may hold a pointer to one.
-  static auto* descriptions = new std::deque<GpuDescription>;
+  static auto* descriptions = new std::set<GpuDescription, decltype(is_before)>{is_before};
   const Locked lock{LockRank::kGpus};
-  for (const GpuDescription& known : *descriptions) {
-    if (asTuple(known) == asTuple(gpu)) {
-      return &known;
-    }
-  }
-  descriptions->push_back(std::move(gpu));
-  return &descriptions->back();
-}
-
-const GpuDescription* defaultGpu() {
-  static const GpuDescription* gpu = interned({});
-  return gpu;
+  return &*descriptions->insert(std::move(gpu)).first;
 }
 
 // Describes the devices of this thread. Null outside of fake_mode().
@@ -79,27 +62,24 @@ std::atomic<const GpuDescription*> latest_gpu{nullptr};
 std::atomic<std::uint64_t> generation{0};
 std::atomic<std::uint64_t> initialized_generation{0};
 
-const GpuDescription* currentGpu() {
-  if (visible_gpu != nullptr) {
-    return visible_gpu;
-  }
-  const GpuDescription* latest = latest_gpu;
-  return latest == nullptr ? defaultGpu() : latest;
-}
-
 // The largest number of devices of any fake_mode() so far.
 std::atomic<DeviceIndex> largest_count{0};
 
 // The number of live guards in the process.
 std::atomic<int> live_guards{0};
 
-// The guard of fake CUDA devices. It has nothing to synchronize and no streams to switch.
-class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
- public:
-  c10::DeviceType type() const override {
-    return c10::kCUDA;
-  }
+// Raises "invalid device ordinal" if `device` is a CUDA device that this thread does not have or, on a machine with
+// CUDA devices, that does not exist.
+void checkFakeCudaDevice(c10::Device device) {
+  const int count = hasRealCuda() ? at::detail::getCUDAHooks().deviceCount() : visible_count;
+  TORCH_CHECK(!device.is_cuda() || count == 0 || device.index() < count, "CUDA error: invalid device ordinal: ", device,
+              " does not exist: ", hasRealCuda() ? std::string{"this machine"} : c10::str("fake_mode(gpu=", count, ")"),
+              " has the devices cuda:0 to cuda:", count - 1, ".");
+}
 
+// The guard of fake CUDA devices. It has nothing to synchronize and no streams to switch.
+class NoCudaGuard final : public c10::impl::NoOpDeviceGuardImpl<c10::kCUDA> {
+ public:
   c10::Device exchangeDevice(c10::Device device) const override {
     checkFakeCudaDevice(device);
     const c10::Device previous = getDevice();
@@ -127,9 +107,10 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  // Returns one stream for all devices: see streams.h. Does not check the device: autograd calls this where an
-  // exception would end the process.
-  c10::Stream getStream(c10::Device /*device*/) const override {
+  // Returns one stream for all devices. For different streams, the autograd engine would call `recordDataPtrOnStream()`
+  // with the memory of gradients (`record_stream_any_impl()`, input_buffer.cpp), which fakes do not have. Does not
+  // check the device: autograd calls this where an exception would end the process.
+  c10::Stream getStream(c10::Device /*device*/) const noexcept override {
     return c10::Stream{c10::Stream::DEFAULT, {c10::kCUDA, 0}};
   }
 
@@ -139,11 +120,6 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool /*is_high_priority*/) const override {
     return getNewStream(device, 0);
-  }
-
-  // All dtypes, as `DeviceCapability` has by default and for CUDA.
-  c10::DeviceCapability getDeviceCapability(c10::Device /*device*/) const override {
-    return {};
   }
 
   // Consistent with `FakeEvent` (torchext/fake/cuda_streams.py): one millisecond passes between two events, so that
@@ -159,7 +135,7 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   // The autograd engine enters the stream of each node (`c10::StreamGuard`), and with it the stream's device. All
   // devices share one stream here, so this restores the previous device for user hooks and functions in a backward
   // pass.
-  c10::Stream exchangeStream(c10::Stream stream) const override {
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
     if (left_device && stream.id() == 0) {
       uncheckedSetDevice({c10::kCUDA, *left_device});
     }
@@ -186,12 +162,6 @@ class NoCudaGuard final : public c10::impl::DeviceGuardImplInterface {
   }
 
   void synchronizeEvent(void* /*event*/) const override {}
-
-  bool queryStream(const c10::Stream& /*stream*/) const override {
-    return true;
-  }
-
-  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
 
   void synchronizeDevice(DeviceIndex device_index) const override {
     checkFakeCudaDevice({c10::kCUDA, device_index});
@@ -275,7 +245,7 @@ void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, t
                               "fake_mode(gpu=...). Threads do not inherit blocks: wrap the thread's function in "
                               "torchext.fake.carry_blocks(), or start the thread within "
                               "torchext.fake.carry_blocks_to_threads().");
-  fake_cuda_allocation(op, *stack);
+  runOnMeta(op, *stack);
 }
 
 // Composite operators allocate on the device of their arguments, also outside of blocks that make factories fake. Then
@@ -305,6 +275,63 @@ void registerOwnKernels(torch::Library& library) {
   }
 }
 
+// Makes a profile with `ProfilerActivity.CUDA` record no time on fake CUDA devices. Without CUPTI the profiler records
+// an event before and after each operator, by functions that raise an error in a build without CUDA.
+class NoEvents final : public torch::profiler::impl::ProfilerStubs {
+ public:
+  void record(c10::DeviceIndex* device, ProfilerVoidEventStub* /*event*/, std::int64_t* cpu_ns) const override {
+    if (device != nullptr) {
+      *device = 0;
+    }
+    if (cpu_ns != nullptr) {
+      *cpu_ns = 0;
+    }
+  }
+
+  float elapsed(const ProfilerVoidEventStub* /*first*/, const ProfilerVoidEventStub* /*second*/) const override {
+    return 0;
+  }
+
+  void mark(const char* /*name*/) const override {}
+  void rangePush(const char* /*name*/) const override {}
+  void rangePop() const override {}
+  bool enabled() const override {
+    return true;
+  }
+  void onEachDevice(std::function<void(int)> /*visit*/) const override {}
+  void synchronize() const override {}
+};
+
+// NOTE [Composed on CUDA]
+//
+// Some differentiable operators have one kernel for all devices (`CompositeExplicitAutograd`), which calls other
+// operators: `aten::_trilinear` multiplies slice by slice. These operators allocate temporary buffers. A rule for the
+// whole operator (NOTE [Allocations of kernels]) could only repeat their allocations. So on fake CUDA devices this
+// kernel runs on the fakes, and the operators that it calls are faked. Elsewhere, the operator's own Meta kernel
+// determines the results directly. The recorder of deferred_init needs the whole operator.
+
+const OperatorSet isComposed{
+    "are composed of others on CUDA, where their kernels allocate temporary buffers and read no values",
+    {"aten::_euclidean_dist", "aten::_trilinear", "aten::affine_grid_generator",
+     "aten::binary_cross_entropy_with_logits", "aten::block_diag", "aten::count_nonzero", "aten::dist", "aten::isinf",
+     "aten::logcumsumexp", "aten::masked_scatter", "aten::norm.Scalar", "aten::norm.ScalarOpt_dtype",
+     "aten::soft_margin_loss_backward", "aten::soft_margin_loss_backward.grad_input"},
+    Overloads::kNamed};
+
+// Returns the key of the kernel that a call of `op` runs on the fakes, if it is such an operator and is called on CUDA.
+std::optional<DispatchKey> composedKernelOnCuda(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto is_on_cuda = [](const at::Tensor& tensor) { return tensor.is_cuda(); };
+  if (isComposed(op) && !isRecording() && hasTensor(arguments, is_on_cuda)) {
+    for (const DispatchKey key :
+         {DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+      if (op.hasKernelForDispatchKey(key)) {
+        return key;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 // Called for each block: FakeTensorMode registers its own guard if the current one has no devices
 // (`ensureCUDADeviceGuardSet()`).
 void registerGuard() {
@@ -321,7 +348,7 @@ void standInForCuda() {
     registerAllocation(*library);
     registerOwnKernels(*library);
     chooseAttentionOnFakeCuda();
-    standInForCudaProfiler();
+    torch::profiler::impl::registerCUDAMethods(new NoEvents);  // leaked: threads that profile hold a pointer to it
     return true;
   }();
   static_cast<void>(done);
@@ -329,10 +356,6 @@ void standInForCuda() {
 }
 
 }  // namespace
-
-void setFakeCudaAllocation(FakeCudaAllocation allocation) noexcept {
-  fake_cuda_allocation = allocation;
-}
 
 bool hasRealCuda() {
   static const bool has_devices = at::detail::getCUDAHooks().deviceCount() > 0;
@@ -348,7 +371,9 @@ DeviceIndex fakeCudaDeviceCount() noexcept {
 }
 
 const GpuDescription& fakeGpu() {
-  return *currentGpu();
+  static const GpuDescription* by_default = interned({});
+  const GpuDescription* latest = visible_gpu != nullptr ? visible_gpu : latest_gpu.load();
+  return latest == nullptr ? *by_default : *latest;
 }
 
 void describeFakeGpu(GpuDescription gpu) {
@@ -379,7 +404,7 @@ FakeCudaGuard::FakeCudaGuard(DeviceIndex count)
   }
   visible_count = count;
   if (visible_gpu == nullptr) {
-    describeFakeGpu(*defaultGpu());
+    describeFakeGpu({});
   }
   if (current_device >= count) {
     current_device = 0;
@@ -416,13 +441,6 @@ FakeCudaBackwardGuard::~FakeCudaBackwardGuard() {
   }
 }
 
-void checkFakeCudaDevice(c10::Device device) {
-  const int count = hasRealCuda() ? at::detail::getCUDAHooks().deviceCount() : visible_count;
-  TORCH_CHECK(!device.is_cuda() || count == 0 || device.index() < count, "CUDA error: invalid device ordinal: ", device,
-              " does not exist: ", hasRealCuda() ? std::string{"this machine"} : c10::str("fake_mode(gpu=", count, ")"),
-              " has the devices cuda:0 to cuda:", count - 1, ".");
-}
-
 void registerFakeCuda() {
   Hooks& all = hooks();
   all.devices.count = &fakeCudaDeviceCount;
@@ -435,62 +453,45 @@ void registerFakeCuda() {
 
 namespace {
 
-const OperatorSet isComposed{
-    "are composed of others on CUDA, where their kernels allocate temporary buffers and read no values",
-    {"aten::_euclidean_dist", "aten::_trilinear", "aten::affine_grid_generator",
-     "aten::binary_cross_entropy_with_logits", "aten::block_diag", "aten::count_nonzero", "aten::dist", "aten::isinf",
-     "aten::logcumsumexp", "aten::masked_scatter", "aten::norm.Scalar", "aten::norm.ScalarOpt_dtype",
-     "aten::soft_margin_loss_backward", "aten::soft_margin_loss_backward.grad_input"},
-    Overloads::kNamed};
+// The size of a stream pool in PyTorch (`kStreamsPerPool`, CUDAStream.cpp).
+constexpr unsigned kStreams = 32;
 
-}  // namespace
+thread_local std::array<c10::StreamId, kMaxFakeCudaDevices> current_streams{};
 
-std::optional<DispatchKey> composedKernelOnCuda(const OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
-  const auto is_on_cuda = [](const at::Tensor& tensor) { return tensor.is_cuda(); };
-  if (isComposed(op) && !isRecording() && hasTensor(arguments, is_on_cuda)) {
-    for (const DispatchKey key :
-         {DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeExplicitAutogradNonFunctional}) {
-      if (op.hasKernelForDispatchKey(key)) {
-        return key;
-      }
-    }
+std::atomic<std::int64_t>* counterOf(c10::DeviceIndex device, c10::StreamId stream) noexcept {
+  static std::array<std::atomic<std::int64_t>, kMaxFakeCudaDevices*(kStreams + 1)> counters{};
+  if (device < 0 || stream < 0 || toSize(device) >= kMaxFakeCudaDevices || toSize(stream) > kStreams) {
+    return nullptr;
   }
-  return std::nullopt;
+  return &counters.at(toSize(device) * (kStreams + 1) + toSize(stream));
 }
 
-namespace {
-
-class NoEvents final : public torch::profiler::impl::ProfilerStubs {
- public:
-  void record(c10::DeviceIndex* device, ProfilerVoidEventStub* /*event*/, std::int64_t* cpu_ns) const override {
-    if (device != nullptr) {
-      *device = 0;
-    }
-    if (cpu_ns != nullptr) {
-      *cpu_ns = 0;
-    }
-  }
-
-  float elapsed(const ProfilerVoidEventStub* /*first*/, const ProfilerVoidEventStub* /*second*/) const override {
-    return 0;
-  }
-
-  void mark(const char* /*name*/) const override {}
-  void rangePush(const char* /*name*/) const override {}
-  void rangePop() const override {}
-  bool enabled() const override {
-    return true;
-  }
-  void onEachDevice(std::function<void(int)> /*visit*/) const override {}
-  void synchronize() const override {}
-};
-
 }  // namespace
 
-void standInForCudaProfiler() {
-  // Leaked: threads that profile hold a pointer to it.
-  static auto* stubs = new NoEvents;
-  torch::profiler::impl::registerCUDAMethods(stubs);
+c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept {
+  return device >= 0 && toSize(device) < kMaxFakeCudaDevices ? current_streams[toSize(device)] : 0;
+}
+
+void setCurrentFakeStream(c10::DeviceIndex device, c10::StreamId stream) {
+  TORCH_CHECK(device >= 0 && toSize(device) < kMaxFakeCudaDevices,
+              "CUDA error: invalid device ordinal: ", static_cast<int>(device), ".");
+  current_streams[toSize(device)] = stream;
+}
+
+void countWork(c10::DeviceIndex device) noexcept {
+  if (auto* counter = counterOf(device, currentFakeStream(device))) {
+    counter->fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+std::int64_t workOn(c10::DeviceIndex device, c10::StreamId stream) noexcept {
+  const auto* counter = counterOf(device, stream);
+  return counter == nullptr ? 0 : counter->load(std::memory_order_relaxed);
+}
+
+c10::StreamId newFakeStream() noexcept {
+  static std::atomic<unsigned> count{0};
+  return static_cast<c10::StreamId>(count++ % kStreams) + 1;
 }
 
 }  // namespace torchext

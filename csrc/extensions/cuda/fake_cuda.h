@@ -1,6 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -12,9 +16,35 @@
 #include <torchext/fake_cuda.h>
 #include <torchext/macros.h>
 
-#include "gpu.h"
-
 namespace torchext {
+
+constexpr std::size_t kMaxFakeCudaDevices = 64;  // per process
+
+// Describes a fake CUDA device. The defaults are those of `fake_mode(gpu=True)`: the latest generation that all
+// supported PyTorch releases have kernels for.
+struct GpuDescription {
+  std::string name = "torchext fake CUDA device";
+  std::int64_t total_memory = std::int64_t{80} << 30;  // in bytes, as the driver reports it
+  // Whether the memory can run out. Unless the user describes the devices, a model of any size fits.
+  bool is_limited = false;
+  std::int64_t context_memory = 0;  // in bytes; unavailable to the process
+  int major = 9;
+  int minor = 0;
+  int multiprocessors = 132;
+  int max_threads_per_multiprocessor = 2048;
+  std::int64_t shared_memory_per_block_optin = 232448;  // in bytes
+  std::int64_t l2_cache = std::int64_t{50} << 20;       // in bytes
+
+  // All members, in their order.
+  auto fields() const noexcept {
+    return std::tie(name, total_memory, is_limited, context_memory, major, minor, multiprocessors,
+                    max_threads_per_multiprocessor, shared_memory_per_block_optin, l2_cache);
+  }
+
+  bool isAtLeast(int wanted_major, int wanted_minor) const noexcept {
+    return major > wanted_major || (major == wanted_major && minor >= wanted_minor);
+  }
+};
 
 // NOTE [Fake CUDA]
 //
@@ -30,7 +60,7 @@ namespace torchext {
 //     replaced while devices are visible on the thread.
 //   * The engine counts devices once, at the first backward pass of the process, to start a thread for each. Fakes need
 //     no such threads: their backward pass runs on the calling thread.
-//   * The hooks also provide CUDA random generators: generators.h. Streams are numbers: streams.h.
+//   * The hooks also provide CUDA random generators: philox.h. Streams are numbers.
 //   * The functions of torch.cuda are written in Python and replaced in torchext/fake/cuda.py.
 //
 // On a machine with CUDA devices none of this happens.
@@ -70,32 +100,28 @@ class TORCHEXT_API FakeCudaBackwardGuard {
   bool multithreading_;
 };
 
-// The function that makes fakes for the kernels of `empty` on the missing devices. It replaces the arguments of a
-// factory on top of `stack` by the result. Set it before any device is visible.
-using FakeCudaAllocation = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
-void setFakeCudaAllocation(FakeCudaAllocation allocation) noexcept;
-
-// Raises "invalid device ordinal" if `device` is a CUDA device that this thread does not have or, on a machine with
-// CUDA devices, that does not exist.
-void checkFakeCudaDevice(c10::Device device);
-
 // Answers the hook `FakeDevices`, and adds what calls on CUDA need. Call while the library is loaded.
 void registerFakeCuda();
 
-// NOTE [Composed on CUDA]
-//
-// Some differentiable operators have one kernel for all devices (`CompositeExplicitAutograd`), which calls other
-// operators: `aten::_trilinear` multiplies slice by slice. These operators allocate temporary buffers. A rule for the
-// whole operator (NOTE [Allocations of kernels]) could only repeat their allocations. So on fake CUDA devices this
-// kernel runs on the fakes, and the operators that it calls are faked. Elsewhere, the operator's own Meta kernel
-// determines the results directly. The recorder of deferred_init needs the whole operator.
+// Makes attention on fake CUDA devices choose a backend as on real ones: NOTE [Attention on fake CUDA].
+void chooseAttentionOnFakeCuda();
 
-// Returns the key of the kernel that a call of `op` runs on the fakes, if it is such an operator and is called on CUDA.
-std::optional<c10::DispatchKey> composedKernelOnCuda(const c10::OperatorHandle& op,
-                                                     c10::ArrayRef<c10::IValue> arguments);
+// The streams of fake CUDA devices are numbers: nothing runs on them, but memory is allocated for them. Only Python and
+// the memory counter use the current stream. The autograd engine always gets the default stream.
 
-// Makes a profile with `ProfilerActivity.CUDA` record no time on fake CUDA devices. Without CUPTI the profiler records
-// an event before and after each operator, by functions that raise an error in a build without CUDA.
-void standInForCudaProfiler();
+// Returns the current stream of `device` on this thread.
+TORCHEXT_API c10::StreamId currentFakeStream(c10::DeviceIndex device) noexcept;
+
+// Makes `stream` the current stream of `device` on this thread.
+TORCHEXT_API void setCurrentFakeStream(c10::DeviceIndex device, c10::StreamId stream);
+
+// Returns the next stream of the pool. As on real devices, the pool is limited and streams are reused in turn.
+TORCHEXT_API c10::StreamId newFakeStream() noexcept;
+
+// Counts an operator that this thread has issued on the current stream of `device`.
+TORCHEXT_API void countWork(c10::DeviceIndex device) noexcept;
+
+// Returns the number of operators issued on `stream` of `device`.
+TORCHEXT_API std::int64_t workOn(c10::DeviceIndex device, c10::StreamId stream) noexcept;
 
 }  // namespace torchext

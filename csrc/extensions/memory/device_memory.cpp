@@ -14,7 +14,6 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../libraries/support/sizes.h"
 #include "../cuda/fake_cuda.h"
-#include "../cuda/streams.h"
 #include "cuda_settings.h"
 #include "out_of_memory.h"
 

@@ -14,7 +14,7 @@
 #include <c10/util/SmallVector.h>
 #include <torchext/macros.h>
 
-#include "../cuda/gpu.h"
+#include "../cuda/fake_cuda.h"
 
 namespace torchext {
 

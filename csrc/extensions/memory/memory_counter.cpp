@@ -19,7 +19,6 @@
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/philox.h"
-#include "../cuda/streams.h"
 #include "device_memory.h"
 #include "kernel_memory.h"
 #include "real_allocations.h"

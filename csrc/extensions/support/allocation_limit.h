@@ -2,13 +2,27 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
+#include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
-#include "no_observers.h"
-
 namespace torchext {
+
+// While it lives, the user's profiler does not record the operators that are called on this thread. Without a profiler
+// it does nothing: the guard takes a PyTorch lock that all threads share and that a forked child may find locked.
+class NoObservers {
+ public:
+  NoObservers() {
+    if (torch::profiler::impl::profilerEnabled()) {
+      guard_.emplace(/*is_enabled=*/false);
+    }
+  }
+
+ private:
+  std::optional<at::RecordFunctionGuard> guard_;
+};
 
 // While it lives, a request for more than `max_bytes` at once to PyTorch's CPU allocator raises std::bad_alloc on this
 // thread, before the memory is touched. Kernels check their arguments before they allocate results, so this shows which

@@ -20,7 +20,7 @@
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../support/no_observers.h"
+#include "../support/allocation_limit.h"
 
 namespace torchext {
 

@@ -22,7 +22,6 @@
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../support/allocation_limit.h"
-#include "../support/no_observers.h"
 
 namespace torchext {
 
