@@ -18,6 +18,7 @@ enum class Provided : std::uint8_t {
   kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
   kKernelGeometry,            // torchext.memory.kernels: the class that describes tensors to rules
   kKernelSteps,               // torchext.memory.kernels: applies the rule of an operator
+  kObserveOutOfMemory,        // torchext.fake.cuda_memory: calls the program's observers before an error
   kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
   kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or restores them
   kNotifyModes,               // torchext.amp.function_modes: notifies function modes of the begin or end of a region

@@ -12,12 +12,8 @@
 
 #include "../core/fake/storage/fake_storage.h"
 #include "../extensions/cuda/fake_cuda.h"
-#include "../extensions/memory/cuda_settings.h"
 #include "../extensions/memory/device_memory.h"
-#include "../extensions/memory/kernel_memory.h"
 #include "../extensions/memory/memory_counter.h"
-#include "../extensions/memory/out_of_memory.h"
-#include "../extensions/memory/real_allocations.h"
 #include "../extensions/memory/timeline.h"
 #include "../libraries/support/locks.h"
 #include "../libraries/support/sizes.h"
@@ -30,6 +26,7 @@ namespace torchext::python {
 namespace {
 
 namespace py = pybind11;
+using py::literals::operator""_a;
 
 DeviceMemory& memoryOf(std::int64_t index) {
   const c10::DeviceIndex count = fakeCudaDeviceCount();
@@ -39,20 +36,14 @@ DeviceMemory& memoryOf(std::int64_t index) {
 }
 
 py::dict asDict(const MemoryStat& stat) {
-  py::dict result;
-  result["current"] = stat.current;
-  result["peak"] = stat.peak;
-  result["allocated"] = stat.allocated;
-  result["freed"] = stat.freed;
-  return result;
+  return py::dict("current"_a = stat.current, "peak"_a = stat.peak, "allocated"_a = stat.allocated,
+                  "freed"_a = stat.freed);
 }
 
 py::dict asDict(const PooledStat& stat) {
-  py::dict result;
-  result["all"] = asDict(totalOf(stat));
-  result["small_pool"] = asDict(stat[static_cast<std::size_t>(StatPool::SMALL_POOL)]);
-  result["large_pool"] = asDict(stat[static_cast<std::size_t>(StatPool::LARGE_POOL)]);
-  return result;
+  return py::dict("all"_a = asDict(totalOf(stat)),
+                  "small_pool"_a = asDict(stat[static_cast<std::size_t>(StatPool::SMALL_POOL)]),
+                  "large_pool"_a = asDict(stat[static_cast<std::size_t>(StatPool::LARGE_POOL)]));
 }
 
 py::dict asDict(const AllocatorStats& stats) {
@@ -85,48 +76,36 @@ py::dict hostMemoryStats() {
   result["num_host_free"] = stats.allocations.freed;
   HostStats::forEach(stats, [&result](const char* name, const MemoryStat& stat) { result[name] = asDict(stat); });
   for (const char* name : {"host_alloc_time", "host_free_time"}) {
-    py::dict times;
-    for (const char* key : {"total", "max", "min", "count", "avg"}) {
-      times[key] = 0;
-    }
-    result[name] = times;
+    result[name] = py::dict("total"_a = 0, "max"_a = 0, "min"_a = 0, "count"_a = 0, "avg"_a = 0);
   }
   return result;
 }
 
-// `observer` is called with the device, and the bytes requested, allowed and free.
-void onOutOfMemory(const py::function& observer) {
-  const auto kept = std::shared_ptr<PyObject>{py::function{observer}.release().ptr(), [](PyObject* function) {
-                                                const py::gil_scoped_acquire lock;
-                                                Py_DECREF(function);
-                                              }};
-  addOutOfMemoryObserver([kept](const OutOfMemory& report) {
-    const py::gil_scoped_acquire lock;
-    py::handle{kept.get()}(static_cast<int>(report.device), report.requested, report.allowed.value_or(report.capacity),
-                           report.free);
-  });
+template <typename... Arguments>
+py::object callProvided(Provided what, const Arguments&... arguments) {
+  return py::reinterpret_borrow<py::object>(provided(what))(arguments...);
+}
+
+void observeOutOfMemory(const OutOfMemory& report) {
+  const py::gil_scoped_acquire gil;
+  if (provided(Provided::kObserveOutOfMemory) != nullptr) {
+    callProvided(Provided::kObserveOutOfMemory, static_cast<int>(report.device), report.requested,
+                 report.allowed.value_or(report.capacity), report.free);
+  }
+}
+
+template <typename Use>
+void forEachDevice(const Use& use) {
+  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
+    use(memoryOf(i));
+  }
 }
 
 // Tensors from an earlier block show that the devices have been used.
 bool isInitialized() {
-  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    if (memoryOf(i).hasAllocations()) {
-      return true;
-    }
-  }
-  return isFakeCudaInitialized();
-}
-
-void forgetWorkspaces() {
-  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    memoryOf(i).forgetWorkspaces();
-  }
-}
-
-void emptyCache() {
-  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    memoryOf(i).withAllocator([](CachingAllocator& allocator) { allocator.emptyCache(); });
-  }
+  bool is_initialized = isFakeCudaInitialized();
+  forEachDevice([&](const DeviceMemory& memory) { is_initialized = is_initialized || memory.hasAllocations(); });
+  return is_initialized;
 }
 
 // Returns a function that calls `use` with the allocator of a device.
@@ -139,9 +118,8 @@ auto onAllocator(const Use& use) {
 void recordMemoryHistory(bool enabled, std::size_t max_entries, int stacks) {
   TORCH_CHECK_VALUE(stacks >= 0 && stacks <= static_cast<int>(HistoryStacks::kOfAll), "`stacks` is invalid: ", stacks,
                     ".");
-  for (c10::DeviceIndex i = 0; i < fakeCudaDeviceCount(); ++i) {
-    memoryOf(i).recordHistory(enabled, max_entries, static_cast<HistoryStacks>(stacks));
-  }
+  forEachDevice(
+      [&](DeviceMemory& memory) { memory.recordHistory(enabled, max_entries, static_cast<HistoryStacks>(stacks)); });
 }
 
 // The file, line and function of each frame.
@@ -241,79 +219,14 @@ py::bytes bytesOf(const std::vector<Row>& rows) {
   return {reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(Row)};
 }
 
-// Returns the allocations and events as rows of numbers, the names of the operators, and the texts. The classes
-// `Allocations` and `Events` in torchext/memory/timeline.py list the columns.
+// Returns the allocations and events as rows of numbers, the names of the operators, and the texts.
 py::tuple dataOf(const Timeline& timeline) {
   const TimelineData data = timeline.data();
-  std::vector<std::array<std::int64_t, 12>> allocations;
   std::unordered_map<std::int64_t, std::string> operators;
-  allocations.reserve(data.allocations.size());
   for (const AllocationRecord& record : data.allocations) {
-    const auto op = reinterpret_cast<std::int64_t>(record.op);
-    operators.try_emplace(op, record.op == nullptr ? "" : record.op);
-    allocations.push_back({record.device == kPinnedMemory ? -2 : record.device.index(), toSigned(record.bytes),
-                           toSigned(record.size), op, record.scope, record.line, static_cast<int>(record.phase),
-                           static_cast<int>(record.category), toSigned(record.address), record.stream, record.born,
-                           record.died});
+    operators.try_emplace(reinterpret_cast<std::int64_t>(record.op), record.op == nullptr ? "" : record.op);
   }
-  return py::make_tuple(bytesOf(allocations), bytesOf(data.events), operators, data.texts);
-}
-
-}  // namespace
-
-void bindMemory(py::module_& module) {
-  module.def("cuda_memory_stats", torch::wrap_pybind_function(memoryStats));
-  bind(module, "cuda_reset_peak_memory_stats", onAllocator([](auto& allocator) { allocator.stats().resetPeak(); }));
-  bind(module, "cuda_reset_accumulated_memory_stats",
-       onAllocator([](auto& allocator) { allocator.stats().resetAccumulated(); }));
-  bind(module, "cuda_empty_cache", emptyCache);
-  bind(module, "is_fake_cuda_initialized", isInitialized);
-  bind(module, "forget_workspaces", forgetWorkspaces);
-  module.def("cuda_host_memory_stats", torch::wrap_pybind_function(hostMemoryStats));
-  bind(module, "cuda_reset_peak_host_memory_stats", [] { DeviceMemory::of(kPinnedMemory).resetHostStats(true); });
-  bind(module, "cuda_reset_accumulated_host_memory_stats",
-       [] { DeviceMemory::of(kPinnedMemory).resetHostStats(false); });
-  bind(module, "cuda_empty_host_cache", [] { DeviceMemory::of(kPinnedMemory).releaseFreeBlocks(); });
-  module.def("on_cuda_out_of_memory", torch::wrap_pybind_function(onOutOfMemory));
-  bind(module, "forget_out_of_memory_observers", forgetOutOfMemoryObservers);
-  bind(module, "cuda_memory_metadata", [] { return userMetadata(); });
-  bind(module, "set_cuda_memory_metadata", [](const std::string& metadata) { userMetadata() = metadata; });
-  bind(module, "is_cuda_history_recorded", [] { return memoryOf(0).isHistoryRecorded(); });
-  bind(module, "check_allocator_settings", [](const std::string& settings) { cudaSettings(settings); });
-  bind(module, "cuda_mem_get_info", onAllocator([](auto& allocator) {
-         return std::tuple{allocator.driver().available(), toSize(fakeGpu().total_memory)};
-       }));
-  bind(module, "cuda_enter_pool", [](std::int64_t device, PoolId id) {
-    memoryOf(device).withAllocator([id](auto& allocator) { allocator.enterPool(id); });
-  });
-  bind(module, "cuda_leave_pool", endPool<&CachingAllocator::leavePool>);
-  bind(module, "cuda_release_pool", endPool<&CachingAllocator::releasePool>);
-  bind(module, "cuda_set_memory_fraction", [](double fraction, std::int64_t device) {
-    memoryOf(device).withAllocator([fraction](auto& allocator) { allocator.setMemoryFraction(fraction); });
-  });
-  bind(module, "cuda_memory_fraction", onAllocator([](auto& allocator) { return allocator.memoryFraction(); }));
-  bind(module, "cuda_record_memory_history", recordMemoryHistory);
-  bind(module, "cuda_memory_segments", [](std::int64_t device) { return segmentsOf(memoryOf(device)); });
-  bind(module, "cuda_memory_trace", [](std::int64_t device) { return traceOf(memoryOf(device)); });
-  py::class_<Timeline, std::shared_ptr<Timeline>>(module, "MemoryTimeline")
-      .def("count_events", &Timeline::countEvents)
-      .def("version", &Timeline::version)
-      .def("data", &dataOf);
-  bind(module, "open_memory_tracker", openTracker);
-  bind(module, "close_memory_tracker", closeTimeline);
-  bindBlock<RealAllocationsGuard>(module, "enter_real_allocations", "leave_real_allocations", "track_memory()");
-  module.def("set_memory_scope", torch::wrap_pybind_function(setMemoryScope), py::arg("scope"), py::arg("phase"),
-             py::arg("traces_lines"), py::arg("root") = 0);
-  bind(module, "mark_memory", markMemory);
-  bind(module, "memory_number", memoryNumber);
-  bind(module, "fake_address", addressOfFakeStorage);
-}
-
-namespace {
-
-template <typename... Arguments>
-py::object callProvided(Provided what, const Arguments&... arguments) {
-  return py::reinterpret_borrow<py::object>(provided(what))(arguments...);
+  return py::make_tuple(bytesOf(data.allocations), bytesOf(data.events), operators, data.texts);
 }
 
 py::tuple asNumbers(c10::IntArrayRef numbers) {
@@ -367,9 +280,55 @@ KernelMemory applyRule(const c10::OperatorHandle& op,
 
 }  // namespace
 
-void bindKernelMemory(py::module_& module) {
+void bindMemory(py::module_& module) {
+  module.def("cuda_memory_stats", torch::wrap_pybind_function(memoryStats));
+  bind(module, "cuda_reset_peak_memory_stats", onAllocator([](auto& allocator) { allocator.stats().resetPeak(); }));
+  bind(module, "cuda_reset_accumulated_memory_stats",
+       onAllocator([](auto& allocator) { allocator.stats().resetAccumulated(); }));
+  bind(module, "cuda_empty_cache", [] {
+    forEachDevice([](auto& memory) { memory.withAllocator([](auto& allocator) { allocator.emptyCache(); }); });
+  });
+  bind(module, "is_fake_cuda_initialized", isInitialized);
+  bind(module, "forget_workspaces", [] { forEachDevice([](auto& memory) { memory.forgetWorkspaces(); }); });
+  module.def("cuda_host_memory_stats", torch::wrap_pybind_function(hostMemoryStats));
+  bind(module, "cuda_reset_peak_host_memory_stats", [] { DeviceMemory::of(kPinnedMemory).resetHostStats(true); });
+  bind(module, "cuda_reset_accumulated_host_memory_stats",
+       [] { DeviceMemory::of(kPinnedMemory).resetHostStats(false); });
+  bind(module, "cuda_empty_host_cache", [] { DeviceMemory::of(kPinnedMemory).releaseFreeBlocks(); });
+  setOutOfMemoryObserver(&observeOutOfMemory);
+  bind(module, "cuda_memory_metadata", [] { return userMetadata(); });
+  bind(module, "set_cuda_memory_metadata", [](const std::string& metadata) { userMetadata() = metadata; });
+  bind(module, "is_cuda_history_recorded", [] { return memoryOf(0).isHistoryRecorded(); });
+  bind(module, "check_allocator_settings", [](const std::string& settings) { memoryFractionIn(settings); });
+  bind(module, "cuda_mem_get_info", onAllocator([](auto& allocator) {
+         return std::tuple{allocator.driver().available(), toSize(fakeGpu().total_memory)};
+       }));
+  bind(module, "cuda_enter_pool", [](std::int64_t device, PoolId id) {
+    memoryOf(device).withAllocator([id](auto& allocator) { allocator.enterPool(id); });
+  });
+  bind(module, "cuda_leave_pool", endPool<&CachingAllocator::leavePool>);
+  bind(module, "cuda_release_pool", endPool<&CachingAllocator::releasePool>);
+  bind(module, "cuda_set_memory_fraction", [](double fraction, std::int64_t device) {
+    memoryOf(device).withAllocator([fraction](auto& allocator) { allocator.setMemoryFraction(fraction); });
+  });
+  bind(module, "cuda_memory_fraction", onAllocator([](auto& allocator) { return allocator.memoryFraction(); }));
+  bind(module, "cuda_record_memory_history", recordMemoryHistory);
+  bind(module, "cuda_memory_segments", [](std::int64_t device) { return segmentsOf(memoryOf(device)); });
+  bind(module, "cuda_memory_trace", [](std::int64_t device) { return traceOf(memoryOf(device)); });
+  py::class_<Timeline, std::shared_ptr<Timeline>>(module, "MemoryTimeline")
+      .def("count_events", &Timeline::countEvents)
+      .def("version", &Timeline::version)
+      .def("data", &dataOf);
   bind(module, "set_kernel_operators",
        [](const std::vector<std::string>& operators) { setKernelRules(operators, &applyRule); });
+  bind(module, "open_memory_tracker", openTracker);
+  bind(module, "close_memory_tracker", closeTimeline);
+  bindBlock<RealAllocationsGuard>(module, "enter_real_allocations", "leave_real_allocations", "track_memory()");
+  module.def("set_memory_scope", torch::wrap_pybind_function(setMemoryScope), py::arg("scope"), py::arg("phase"),
+             py::arg("traces_lines"), py::arg("root") = 0);
+  bind(module, "mark_memory", markMemory);
+  bind(module, "memory_number", memoryNumber);
+  bind(module, "fake_address", addressOfFakeStorage);
 }
 
 }  // namespace torchext::python

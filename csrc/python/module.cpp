@@ -92,5 +92,4 @@ PYBIND11_MODULE(_C, module) {
   torchext::python::bindPatching(module);
   torchext::python::bindLeases(module);
   torchext::python::bindMemory(module);
-  torchext::python::bindKernelMemory(module);
 }

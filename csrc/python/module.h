@@ -16,7 +16,6 @@ void bindLeases(pybind11::module_& module);
 void bindLocks(pybind11::module_& module);
 void bindMetaOverrides(pybind11::module_& module);
 void bindMemory(pybind11::module_& module);
-void bindKernelMemory(pybind11::module_& module);
 void bindPatching(pybind11::module_& module);
 
 }  // namespace torchext::python

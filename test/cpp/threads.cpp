@@ -23,7 +23,7 @@
 
 #include "core/deferred_init/graph/op_graph.h"
 #include "extensions/memory/device_memory.h"
-#include "extensions/memory/real_allocations.h"
+#include "extensions/memory/memory_counter.h"
 #include "extensions/memory/timeline.h"
 #include "extensions/placement/placed.h"
 #include "libraries/support/locks.h"
@@ -257,7 +257,7 @@ void othersCountDuringMaterialization() {
     EXPECT(isFullOf(tensor, round));
   }
   torchext::closeTimeline();
-  EXPECT(timeline->liveBytes(c10::kCPU) == torchext::BytesByCategory{});
+  EXPECT(timeline->liveBytes(-1) == torchext::BytesByCategory{});
 }
 
 constexpr Test kTests[] = {

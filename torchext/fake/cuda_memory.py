@@ -61,11 +61,27 @@ def _free(mem_ptr: int) -> None:
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x} was not returned by caching_allocator_alloc().")
 
 
+# Called with the device, and the bytes requested, allowed and free.
+_observers: list[Callable[[int, int, int, int], object]] = []
+
+
+def _observe_out_of_memory(*numbers: int) -> None:
+    for observer in tuple(_observers):
+        observer(*numbers)
+
+
+_C.provide("observe_out_of_memory", _observe_out_of_memory)
+
+
+def _attach_observer(observer: Callable[[int, int, int, int], object]) -> None:
+    _observers.append(observer)
+
+
 def forget_program() -> None:
     """Free the raw memory that the program has not freed, and forget its observers and this thread's metadata."""
     _raw.clear()
     _C.set_cuda_memory_metadata("")
-    _C.forget_out_of_memory_observers()
+    _observers.clear()
 
 
 def _enable_caching(value: bool = True) -> None:
@@ -90,7 +106,7 @@ def checking_settings(original: Callable[[str], None]) -> Callable[[str], None]:
 MEMORY: dict[str, Callable[..., Any]] = {
     "_accelerator_emptyHostCache": _C.cuda_empty_host_cache,
     "_cuda_allocationTraceback": cuda_snapshots.traceback,
-    "_cuda_attach_out_of_memory_observer": _C.on_cuda_out_of_memory,
+    "_cuda_attach_out_of_memory_observer": _attach_observer,
     "_cuda_cudaCachingAllocator_enable": _enable_caching,
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
     "_cuda_cudaCachingAllocator_raw_alloc": _allocate,

@@ -21,7 +21,7 @@ HOST = {-1: "cpu", -2: PINNED}  # by the number of the place; those of CUDA devi
 
 
 class Allocations(NamedTuple):
-    """The columns of the allocations, in the order of `dataOf()` (csrc/python/memory.cpp)."""
+    """The columns of the allocations, in the order of `AllocationRecord` (csrc/extensions/memory/timeline.h)."""
 
     place: array[int]
     requested: array[int]

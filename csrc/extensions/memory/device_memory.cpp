@@ -4,24 +4,30 @@
 #include <array>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <iterator>
+#include <limits>
+#include <string_view>
 #include <utility>
 
+#include <c10/core/Allocator.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
 #include <torch/version.h>
 
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../libraries/support/sizes.h"
+#include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
-#include "cuda_settings.h"
-#include "out_of_memory.h"
 
 namespace torchext {
 
-namespace {
+using c10::CachingAllocator::AcceleratorAllocatorConfig;
+using c10::CachingAllocator::ConfigTokenizer;
+using c10::CachingAllocator::format_size;
 
-constexpr std::size_t kMaxCudaDevices = 64;
+namespace {
 
 std::int64_t nowInMicroseconds() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -52,7 +58,141 @@ MemoryCategory categoryOf(const AllocationCause& cause, const ThreadScope& scope
   return phaseOf(cause, scope) == MemoryPhase::kOther ? MemoryCategory::kInput : MemoryCategory::kTemporary;
 }
 
+// The memory of all devices but CUDA's, of pinned memory, and of the CUDA devices.
+std::deque<DeviceMemory>& memories() {
+  // Leaked: storages are freed at any time.
+  static auto* all = [] {
+    auto* devices = new std::deque<DeviceMemory>;
+    devices->emplace_back(c10::kCPU);
+    devices->emplace_back(kPinnedMemory);
+    for (std::size_t i = 0; i < kMaxFakeCudaDevices; ++i) {
+      devices->emplace_back(c10::Device{c10::kCUDA, static_cast<c10::DeviceIndex>(i)});
+    }
+    return devices;
+  }();
+  return *all;
+}
+
+// ---- Settings that only a CUDA build of PyTorch parses (`CUDAAllocatorConfig`) ----
+//
+// c10 parses the others in all builds (`AcceleratorAllocatorConfig`).
+
+// Settings of `CUDAAllocatorConfig::getKeys()` of all releases without effect here. They concern pinned memory, locks
+// and graphs.
+constexpr std::array<std::string_view, 6> kFlags{
+    "graph_capture_record_stream_reuse", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc",        "release_lock_on_hipmalloc",     "throw_on_cudamalloc_oom",
+};
+constexpr std::array<std::string_view, 4> kOthers{
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
+    "pinned_free_catch_all",
+    "pinned_reserve_segment_size_mb",
+};
+
+// The limits of the allocator of pinned memory, in bytes. Releases before 2.13 have none.
+struct PinnedSettings {
+  std::size_t most_rounded = std::numeric_limits<std::size_t>::max();  // `pinned_max_round_threshold_mb`
+  std::size_t most_cached = std::numeric_limits<std::size_t>::max();   // `pinned_max_cached_size_mb`
+};
+
+// The accessors exist since the settings do.
+template <typename Config>
+auto pinnedSettingsOf(int /*preferred*/) -> decltype(Config::pinned_max_cached_size(), PinnedSettings{}) {
+  return {Config::pinned_max_round_threshold(), Config::pinned_max_cached_size()};
+}
+
+template <typename Config>
+PinnedSettings pinnedSettingsOf(...) {
+  return {};
+}
+
+PinnedSettings pinnedSettings() {
+  return pinnedSettingsOf<AcceleratorAllocatorConfig>(0);
+}
+
+// Like `CUDAAllocatorConfig::parsePinnedNumRegisterThreads()`.
+void checkThreads(std::size_t threads) {
+  TORCH_CHECK_VALUE(threads != 0 && (threads & (threads - 1)) == 0,
+                    "Number of register threads has to be power of 2, got ", threads);
+  TORCH_CHECK_VALUE(threads <= 128, "Number of register threads should be less than or equal to 128, got ", threads);
+}
+
+// ---- Errors ----
+
+std::atomic<void (*)(const OutOfMemory& report)> observe_out_of_memory{nullptr};
+
+std::string memoryByCategory(c10::DeviceIndex device) {
+  const auto timeline = currentTimeline();
+  if (timeline == nullptr) {
+    return "Run the program inside torchext.memory.track_memory() to list the memory by category.";
+  }
+  static constexpr std::array<const char*, kNumMemoryCategories> kNames{
+      "temporaries",     "activations", "inputs", "communication buffers", "workspaces", "gradients",
+      "optimizer state", "parameters",  "caches"};
+  const BytesByCategory bytes_by_category = timeline->liveBytes(device);
+  std::multimap<std::size_t, const char*, std::greater<>> parts;
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (bytes_by_category[i] > 0) {
+      parts.emplace(bytes_by_category[i], kNames[i]);
+    }
+  }
+  std::string text;
+  for (const auto& [bytes, name] : parts) {
+    text += c10::str(text.empty() ? "The memory is held by " : ", ", name, " (", format_size(bytes), ")");
+  }
+  return text.empty() ? "No memory is allocated." : text + ".";
+}
+
+// Raises `torch.OutOfMemoryError` with the text of CUDACachingAllocator.cpp and, if memory is tracked, the bytes of
+// each category.
+[[noreturn]] void raise(const OutOfMemory& report) {
+  if (const auto observe = observe_out_of_memory.load()) {
+    observe(report);
+  }
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(report.requested), ". GPU ",
+      static_cast<int>(report.device), " has a total capacity of ", format_size(report.capacity), " of which ",
+      format_size(report.free), " is free. ", report.allowed ? format_size(*report.allowed) + " allowed; " : "",
+      "Of the allocated memory ", format_size(report.allocated), " is allocated by PyTorch, and ",
+      format_size(report.reserved - report.allocated),
+      " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. The GPU is a fake one of torchext. ",
+      memoryByCategory(report.device));
+}
+
 }  // namespace
+
+void setOutOfMemoryObserver(void (*observe)(const OutOfMemory& report)) noexcept {
+  observe_out_of_memory = observe;
+}
+
+std::optional<double> memoryFractionIn(const std::string& settings) {
+  std::optional<double> fraction;
+  const ConfigTokenizer tokens{settings};
+  const auto& common = AcceleratorAllocatorConfig::getKeys();
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::string& key = tokens[i];
+    i = tokens.skipKey(i);  // to the value, or the end of a list of values
+    if (key == "backend") {
+      TORCH_CHECK_VALUE(tokens[i] == "native", "The allocator `backend:", tokens[i],
+                        "` in PYTORCH_ALLOC_CONF is not simulated on fake CUDA devices. Use `backend:native`.");
+    } else if (key == "per_process_memory_fraction") {
+      fraction = tokens.toDouble(i);
+      TORCH_CHECK_VALUE(*fraction >= 0 && *fraction <= 1,
+                        "per_process_memory_fraction is invalid, set it in [0.0, 1.0]");
+    } else if (isAmong(kFlags, key)) {
+      static_cast<void>(tokens.toBool(i));  // checks it
+    } else if (key == "pinned_num_register_threads") {
+      checkThreads(tokens.toSizeT(i));
+    } else {
+      TORCH_CHECK_VALUE(common.count(key) != 0 || isAmong(kOthers, key), "Unrecognized key '", key,
+                        "' in Accelerator allocator config.");
+    }
+    ++i;  // a comma
+  }
+  return fraction < 1 ? fraction : std::nullopt;
+}
 
 std::string& userMetadata() noexcept {
   thread_local std::string metadata;
@@ -60,25 +200,8 @@ std::string& userMetadata() noexcept {
 }
 
 DeviceMemory& DeviceMemory::of(c10::Device device) {
-  // Leaked: storages are freed at any time.
-  static auto* others = new DeviceMemory{c10::kCPU};
-  static auto* pinned = new DeviceMemory{kPinnedMemory};
-  if (!device.is_cuda()) {
-    return device == kPinnedMemory ? *pinned : *others;
-  }
-  static auto* cuda = [] {
-    auto* devices = new std::array<std::unique_ptr<DeviceMemory>, kMaxCudaDevices>;
-    for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
-      (*devices)[i] = std::make_unique<DeviceMemory>(c10::Device{c10::kCUDA, static_cast<c10::DeviceIndex>(i)});
-    }
-    return devices;
-  }();
-  return *cuda->at(toSize(device.index()));
+  return memories().at(device.is_cuda() ? toSize(device.index()) + 2 : device == kPinnedMemory ? 1 : 0);
 }
-
-DeviceMemory::DeviceMemory(c10::Device device) : device_{device} {}
-
-DeviceMemory::~DeviceMemory() = default;
 
 bool DeviceMemory::isPinned() const noexcept {
   return device_ == kPinnedMemory;
@@ -158,24 +281,24 @@ void DeviceMemory::followGpu() {
   }
   if (!device_.is_cuda()) {
     generation_ = generation;
-    if (first_ == nullptr) {
+    if (allocations_.empty()) {
       free_blocks_.clear();
       host_stats_ = {};
     }
     return;
   }
-  const CudaSettings settings = cudaSettings();
+  const auto fraction = memoryFractionIn(AcceleratorAllocatorConfig::last_allocator_settings());
   generation_ = generation;
   forgetWorkspacesIfAlone();
   const GpuDescription& gpu = fakeGpu();
   const auto capacity = toSize(gpu.total_memory - gpu.context_memory);
-  if (!allocator_ || first_ == nullptr) {
+  if (!allocator_ || allocations_.empty()) {
     allocator_.emplace(firstAddressOf(device_));
     allocator_->driver().setCapacity(capacity, gpu.is_limited);
     history_.clear();
     observe();
-    if (settings.memory_fraction) {
-      allocator_->setMemoryFraction(*settings.memory_fraction);
+    if (fraction) {
+      allocator_->setMemoryFraction(*fraction);
     }
   } else {
     allocator_->driver().setCapacity(capacity, gpu.is_limited);
@@ -212,34 +335,32 @@ std::shared_ptr<const StackTrace> DeviceMemory::stackToRecord(HistoryStacks leas
 
 Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cause) {
   auto stack = stackToRecord(HistoryStacks::kOfAllocations);
-  auto allocation = std::make_unique<Allocation>(
-      Allocation{device_, bytes, nullptr, cause.op, categoryOf(cause, threadScope()), threadScope().pass});
+  std::list<Allocation> made{{device_, bytes, nullptr, cause.op, categoryOf(cause, threadScope()), threadScope().pass}};
   {
     const Locked lock{LockRank::kDeviceMemory};
     followGpu();
     stack_ = std::move(stack);
+    Allocation& allocation = made.front();
+    bool is_done = true;
     try {
       if (allocator_) {
         setFakeCudaInitialized();
-        allocation->block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
+        allocation.block = allocator_->allocate(bytes, currentFakeStream(device_.index()));
       } else {
-        allocation->size = takeBlock(bytes);
+        allocation.size = takeBlock(bytes);
       }
     } catch (const FailedRequest& request) {
-      allocation.reset();
+      is_done = false;
       bytes = request.bytes;
     }
     stack_ = nullptr;
-    if (allocation != nullptr) {
-      allocation->next = first_;
-      if (first_ != nullptr) {
-        first_->previous = allocation.get();
-      }
-      first_ = allocation.get();
+    if (is_done) {
+      allocations_.splice(allocations_.begin(), made);
+      allocation.place = allocations_.begin();
       if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
-        allocation->number = timeline->addBirth(recordOf(*allocation, cause), reserved());
+        allocation.number = timeline->addBirth(recordOf(allocation, cause), cause.sequence_nr, reserved());
       }
-      return allocation.release();
+      return &allocation;
     }
   }
   raiseOutOfMemory(bytes);
@@ -247,11 +368,7 @@ Allocation* DeviceMemory::allocate(std::size_t bytes, const AllocationCause& cau
 
 // Workspaces do not keep the allocator alive.
 void DeviceMemory::forgetWorkspacesIfAlone() {
-  std::size_t num_allocations = 0;
-  for (const Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
-    ++num_allocations;
-  }
-  if (num_allocations == workspaces_.size()) {
+  if (allocations_.size() == workspaces_.size()) {
     forgetWorkspacesLocked();
   }
 }
@@ -297,11 +414,6 @@ void DeviceMemory::free(Allocation* allocation) noexcept {
 }
 
 void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
-  const std::unique_ptr<Allocation> owner{allocation};
-  if (allocation->next != nullptr) {
-    allocation->next->previous = allocation->previous;
-  }
-  (allocation->previous == nullptr ? first_ : allocation->previous->next) = allocation->next;
   if (allocation->block != nullptr) {
     allocator_->free(allocation->block);
   } else {
@@ -310,6 +422,7 @@ void DeviceMemory::freeLocked(Allocation* allocation) noexcept {
   if (const auto timeline = isTracking() ? currentTimeline() : nullptr) {
     timeline->addDeath(allocation->number, reserved());
   }
+  allocations_.erase(allocation->place);
 }
 
 void DeviceMemory::recordStream(const Allocation& allocation, c10::StreamId stream) {
@@ -323,17 +436,18 @@ AllocationRecord DeviceMemory::recordOf(const Allocation& allocation, const Allo
   const ThreadScope& scope = threadScope();
   const Block* block = allocation.block;
   return {
-      device_,
-      block == nullptr ? 0 : block->stream,
+      device_.is_cuda() ? device_.index()
+      : isPinned()      ? -2
+                        : -1,
       allocation.bytes,
       block == nullptr ? allocation.size : block->size,
-      block == nullptr ? 0 : block->address,
       allocation.op,
       scope.scope,
       cause.line,
-      cause.sequence_nr,
       phaseOf(cause, scope),
       allocation.category,
+      block == nullptr ? 0 : block->address,
+      block == nullptr ? 0 : block->stream,
   };
 }
 
@@ -378,7 +492,7 @@ bool DeviceMemory::isHistoryRecorded() const {
 
 bool DeviceMemory::hasAllocations() const {
   const Locked lock{LockRank::kDeviceMemory};
-  return first_ != nullptr;
+  return !allocations_.empty();
 }
 
 std::vector<TraceEntry> DeviceMemory::history() {
@@ -396,18 +510,16 @@ void DeviceMemory::reportExisting(Timeline& timeline) {
   if (allocator_ || !device_.is_cuda()) {
     followGpu();
   }
-  for (Allocation* allocation = first_; allocation != nullptr; allocation = allocation->next) {
-    AllocationRecord record = recordOf(*allocation, {});
+  for (Allocation& allocation : allocations_) {
+    AllocationRecord record = recordOf(allocation, {});
     record.scope = -1;
-    allocation->number = timeline.addExisting(record);
+    allocation.number = timeline.addExisting(record);
   }
 }
 
 void reportExistingAllocations(Timeline& timeline) {
-  DeviceMemory::of(c10::kCPU).reportExisting(timeline);
-  DeviceMemory::of(kPinnedMemory).reportExisting(timeline);
-  for (std::size_t i = 0; i < kMaxCudaDevices; ++i) {
-    DeviceMemory::of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)}).reportExisting(timeline);
+  for (DeviceMemory& memory : memories()) {
+    memory.reportExisting(timeline);
   }
 }
 

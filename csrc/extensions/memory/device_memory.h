@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,7 +24,6 @@
 #include "../../libraries/caching_allocator/caching_allocator.h"
 #include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/locks.h"
-#include "kernel_memory.h"
 #include "timeline.h"
 
 namespace torchext {
@@ -38,9 +38,8 @@ struct Allocation {
   ForwardPass pass = {};     // the pass that allocated it
   bool is_presumed = false;  // whether a definite category may replace `category`
   AllocationNumber number = {};
-  std::size_t size = 0;            // of its block, on devices without an allocator
-  Allocation* previous = nullptr;  // the neighbors in the list of the device
-  Allocation* next = nullptr;
+  std::size_t size = 0;                        // of its block, on devices without an allocator
+  std::list<Allocation>::iterator place = {};  // in the list of the device
 };
 
 using StackTrace = std::vector<StackFrame>;
@@ -73,11 +72,34 @@ struct AllocationCause {
   MemoryCategory category = MemoryCategory::kTemporary;
 };
 
+// The blocks that a thread keeps for each device and stream. In PyTorch they belong to the cuBLAS handle of the thread:
+// a backward pass, which runs on an autograd thread, needs its own.
+enum WorkspaceNumber : std::uint8_t { kCublasWorkspace, kCublasLtWorkspace };
+
 // A workspace, and which thread of a real GPU program owns it: that of forward or of backward passes.
 struct WorkspaceKey {
   WorkspaceNumber number;
   bool is_for_backward;
 };
+
+// Why a request failed, in bytes.
+struct OutOfMemory {
+  c10::DeviceIndex device;
+  std::size_t requested;  // from the driver
+  std::size_t capacity;
+  std::size_t free;
+  std::optional<std::size_t> allowed;  // by `torch.cuda.set_per_process_memory_fraction()`
+  std::size_t allocated;
+  std::size_t reserved;
+};
+
+// Sets a function that is called before each c10::OutOfMemoryError, on the thread that raises it, without locks.
+TORCHEXT_API void setOutOfMemoryObserver(void (*observe)(const OutOfMemory& report)) noexcept;
+
+// Returns `per_process_memory_fraction` in the settings `PYTORCH_ALLOC_CONF`, if it is less than 1. Throws
+// c10::ValueError for a setting that PyTorch does not define, as a CUDA build does at its first tensor, and for the
+// backend `cudaMallocAsync`, which is not simulated.
+TORCHEXT_API std::optional<double> memoryFractionIn(const std::string& settings);
 
 // The memory of one device. Thread-safe.
 class TORCHEXT_API DeviceMemory {
@@ -85,9 +107,9 @@ class TORCHEXT_API DeviceMemory {
   // Returns the memory of `device`, which must have an index.
   static DeviceMemory& of(c10::Device device);
 
-  explicit DeviceMemory(c10::Device device);
+  explicit DeviceMemory(c10::Device device) : device_{device} {}
   C10_DISABLE_COPY_AND_ASSIGN(DeviceMemory);
-  ~DeviceMemory();
+  ~DeviceMemory() = default;
 
   // Allocates on the current stream of this thread. Throws c10::OutOfMemoryError.
   Allocation* allocate(std::size_t bytes, const AllocationCause& cause);
@@ -160,7 +182,7 @@ class TORCHEXT_API DeviceMemory {
   // For pinned memory: the sizes of free blocks by the logarithm of the size, as in ATen's `CachingHostAllocatorImpl`.
   std::map<unsigned, std::vector<std::size_t>> free_blocks_;
   HostStats host_stats_;
-  Allocation* first_ = nullptr;  // the list of live allocations
+  std::list<Allocation> allocations_;  // the live ones, the last one first
   // Key: the workspace, whether it is for backward passes, the stream.
   std::map<std::tuple<WorkspaceNumber, bool, c10::StreamId>, Allocation*> workspaces_;
   std::size_t max_history_ = 0;

@@ -2,26 +2,31 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../libraries/support/interpreter.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/sizes.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/philox.h"
+#include "../support/allocation_limit.h"
 #include "device_memory.h"
-#include "kernel_memory.h"
-#include "real_allocations.h"
 #include "timeline.h"
 
 namespace torchext {
@@ -35,6 +40,14 @@ thread_local bool is_in_backward = false;
 
 // The cause of allocations on this thread now.
 thread_local AllocationCause current_cause;
+
+std::atomic<KernelRules> kernel_rules{nullptr};
+
+OperatorGroups& operatorsWithRules() {
+  static auto* operators =
+      new OperatorGroups{"allocate on CUDA besides their results: NOTE [Allocations of kernels]", Overloads::kNamed};
+  return *operators;
+}
 
 struct Scratch final : KernelScratch {
   Scratch(KernelMemory of_kernel, Device on_device) : memory{std::move(of_kernel)}, device{on_device} {}
@@ -254,7 +267,8 @@ class Counter final : public MemoryCounter {
   std::shared_ptr<const KernelScratch> scratchOf(const OperatorHandle& op,
                                                  ArrayRef<IValue> arguments,
                                                  ArrayRef<IValue> results) override {
-    if (!hasKernelMemory(op)) {
+    const KernelRules rules = kernel_rules.load(std::memory_order_acquire);
+    if (rules == nullptr || operatorsWithRules().find(op) < 0) {
       return nullptr;
     }
     std::optional<Device> device = cudaDeviceOf(arguments);
@@ -264,7 +278,8 @@ class Counter final : public MemoryCounter {
     if (!device || !counts(*device)) {
       return nullptr;
     }
-    KernelMemory memory = kernelMemoryOf(op, arguments, results, fakeGpu());
+    checkMayNeedInterpreter();
+    KernelMemory memory = rules(op, arguments, results, fakeGpu());
     return memory.isEmpty() ? nullptr : std::make_shared<Scratch>(std::move(memory), *device);
   }
 
@@ -326,6 +341,13 @@ void markStorage(const c10::Storage& storage, MemoryCategory category) {
   }
 }
 
+void setKernelRules(const std::vector<std::string>& operators, KernelRules rules) {
+  if (kernel_rules.load() == nullptr) {
+    operatorsWithRules().add(operators);
+    kernel_rules.store(rules);  // after the names, which other threads look up
+  }
+}
+
 void registerMemoryCounter() {
   static auto* counter = new Counter;  // leaked: storages are freed at any time
   hooks().memory = counter;
@@ -338,6 +360,89 @@ std::shared_ptr<Timeline> openTracker() {
     reportExistingAllocations(*timeline);
   }
   return timeline;
+}
+
+namespace {
+
+// Counts for the threads of one guard. Threads of the backward pass inherit it.
+class Reporter final : public AllocationReporter {
+ public:
+  void reportMemoryUsage(void* address,
+                         std::int64_t bytes,
+                         std::size_t /*allocated*/,
+                         std::size_t /*reserved*/,
+                         c10::Device device) override {
+    if (!device.is_cpu() || (bytes > 0 && isOwnComputation())) {
+      return;
+    }
+    AllocationCause cause;
+    if (const auto node = torch::autograd::get_current_node()) {
+      cause.sequence_nr = static_cast<std::int64_t>(node->sequence_nr());
+    }
+    DeviceMemory& memory = DeviceMemory::of(device);
+    const Locked lock{LockRank::kRealMemory};
+    // Memory that was allocated before is unknown. An allocated address is known if a thread freed it that does not
+    // report.
+    if (const auto known = allocations_.extract(address)) {
+      memory.free(known.mapped());
+    }
+    if (bytes > 0 && !is_closed_) {
+      allocations_[address] = memory.allocate(toSize(bytes), cause);
+    }
+  }
+
+  void visit(const void* address, c10::function_ref<void(Allocation&)> visit) {
+    const Locked lock{LockRank::kRealMemory};
+    const auto known = allocations_.find(address);
+    if (known != allocations_.end()) {
+      const Locked of_allocations{LockRank::kDeviceMemory};
+      visit(*known->second);
+    }
+  }
+
+  // Stops counting, also of live allocations. Other threads may keep the reporter longer: threads of process groups
+  // keep the state of the thread that called a collective.
+  void close() {
+    const Locked lock{LockRank::kRealMemory};
+    for (const auto& [address, allocation] : allocations_) {
+      DeviceMemory::of(allocation->device).free(allocation);
+    }
+    allocations_.clear();
+    is_closed_ = true;
+  }
+
+ private:
+  bool is_closed_ = false;
+  std::unordered_map<const void*, Allocation*> allocations_;
+};
+
+std::shared_ptr<Reporter> newReporter() {
+  TORCH_CHECK(!torch::profiler::impl::profilerEnabled(),
+              "track_memory() cannot count real tensors: a profiler on this thread receives the allocator's "
+              "reports. Enter track_memory() before the profiler.");
+  return std::make_shared<Reporter>();
+}
+
+}  // namespace
+
+RealAllocationsGuard::RealAllocationsGuard()
+    : reporter_{newReporter()}, guard_{c10::DebugInfoKind::PROFILER_STATE, reporter_} {}
+
+RealAllocationsGuard::~RealAllocationsGuard() {
+  dynamic_cast<Reporter&>(*reporter_).close();
+}
+
+void visitCountedAllocation(const c10::Storage& storage, c10::function_ref<void(Allocation&)> visit) {
+  if (isFakeStorage(storage)) {
+    const Locked lock{LockRank::kDeviceMemory};  // under which allocations are freed
+    if (void* allocation = allocationOf(storage)) {
+      visit(*static_cast<Allocation*>(allocation));
+    }
+    return;
+  }
+  if (auto* reporter = dynamic_cast<Reporter*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE))) {
+    reporter->visit(storage.data(), visit);
+  }
 }
 
 }  // namespace torchext

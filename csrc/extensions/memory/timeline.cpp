@@ -40,24 +40,22 @@ Current& currentState() {
 
 Timeline::Timeline() : number_{++timelines_begun} {}
 
-AllocationNumber Timeline::addBirth(AllocationRecord record, std::size_t reserved) {
+AllocationNumber Timeline::addBirth(AllocationRecord record, std::int64_t sequence_nr, std::size_t reserved) {
   const Locked lock{LockRank::kTimelines};
-  const auto number = static_cast<std::int32_t>(data_.allocations.size());
   record.born = toSigned(data_.events.size());
-  if (record.scope < 0 && record.sequence_nr >= 0) {
-    record.scope = scopeOfNode(record.sequence_nr);
+  if (record.scope < 0 && sequence_nr >= 0) {
+    record.scope = scopeOfNode(sequence_nr);
   }
-  record.died = -1;
-  data_.events.push_back({number, toSigned(reserved), nowInNanoseconds()});
-  data_.allocations.push_back(record);
-  ++version_;
-  return {number, number_};
+  data_.events.push_back({toSigned(data_.allocations.size()), toSigned(reserved), nowInNanoseconds()});
+  return add(record);
 }
 
-AllocationNumber Timeline::addExisting(AllocationRecord record) {
+AllocationNumber Timeline::addExisting(const AllocationRecord& record) {
   const Locked lock{LockRank::kTimelines};
-  record.born = -1;
-  record.died = -1;
+  return add(record);
+}
+
+AllocationNumber Timeline::add(const AllocationRecord& record) {
   data_.allocations.push_back(record);
   ++version_;
   return {static_cast<std::int32_t>(data_.allocations.size() - 1), number_};
@@ -114,11 +112,11 @@ TimelineData Timeline::data() const {
   return data_;
 }
 
-BytesByCategory Timeline::liveBytes(c10::Device device) const {
+BytesByCategory Timeline::liveBytes(std::int64_t place) const {
   const Locked lock{LockRank::kTimelines};
   BytesByCategory bytes{};
   for (const AllocationRecord& record : data_.allocations) {
-    if (record.device == device && record.died < 0) {
+    if (record.place == place && record.died < 0) {
       bytes.at(static_cast<std::size_t>(record.category)) += record.size;
     }
   }

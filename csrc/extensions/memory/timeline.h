@@ -12,7 +12,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
 #include <torchext/macros.h>
@@ -20,7 +19,7 @@
 namespace torchext {
 
 // The use of an allocation. In the order of precedence: an earlier category never replaces a later one.
-enum class MemoryCategory : std::uint8_t {
+enum class MemoryCategory : std::int64_t {
   kTemporary,      // results that are not saved for the backward pass
   kActivation,     // made before a backward pass, and alive when it begins
   kInput,          // made outside of modules, backward passes and optimizers
@@ -35,7 +34,7 @@ constexpr std::size_t kNumMemoryCategories = 9;
 using BytesByCategory = std::array<std::size_t, kNumMemoryCategories>;
 
 // The part of a training step that the thread was running.
-enum class MemoryPhase : std::uint8_t { kForward, kBackward, kOptimizer, kOther };
+enum class MemoryPhase : std::int64_t { kForward, kBackward, kOptimizer, kOther };
 
 // A call of a module that is not inside another module's call.
 struct ForwardPass {
@@ -43,22 +42,24 @@ struct ForwardPass {
   std::uint64_t number = 0;  // of the pass, in the order of time; 0 outside of forward passes
 };
 
+// A row of `Allocations` (torchext/memory/timeline.py), which reads all members as signed integers of 64 bits.
 struct AllocationRecord {
-  c10::Device device;
-  c10::StreamId stream;
-  std::size_t bytes;  // as requested
-  std::size_t size;   // in the allocator
-  std::uintptr_t address;
-  const char* op;            // the operator that allocated it, or null
-  std::int32_t scope;        // of the thread, see MemoryScope; -1 for none
-  std::int32_t line;         // of the program, as the number of a text; -1 if not traced
-  std::int64_t sequence_nr;  // of the autograd node that was running, or -1
+  std::int64_t place;  // the index of a CUDA device, -1 for other devices, -2 for pinned memory
+  std::size_t bytes;   // as requested
+  std::size_t size;    // in the allocator
+  const char* op;      // the operator that allocated it, or null
+  std::int64_t scope;  // of the thread, see MemoryScope; -1 for none
+  std::int64_t line;   // of the program, as the number of a text; -1 if not traced
   MemoryPhase phase;
   MemoryCategory category;
+  std::uintptr_t address;
+  c10::StreamId stream;
   std::int64_t born = -1;  // the number of the event; -1 if allocated before the timeline began
   std::int64_t died = -1;  // the number of the event; -1 while alive
 };
+static_assert(sizeof(AllocationRecord) == 12 * sizeof(std::int64_t));
 
+// A row of `Events` there.
 struct MemoryEvent {
   std::int64_t change;    // `n` allocates the allocation of that number, `~n` frees it
   std::int64_t reserved;  // the bytes of its device, after the event
@@ -84,10 +85,10 @@ class TORCHEXT_API Timeline {
  public:
   Timeline();
 
-  // Adds an allocation and its event.
-  AllocationNumber addBirth(AllocationRecord record, std::size_t reserved);
+  // Adds an allocation and its event. `sequence_nr` is that of the autograd node that is running, or -1.
+  AllocationNumber addBirth(AllocationRecord record, std::int64_t sequence_nr, std::size_t reserved);
   // Adds an allocation from before the tracker was opened.
-  AllocationNumber addExisting(AllocationRecord record);
+  AllocationNumber addExisting(const AllocationRecord& record);
   void addDeath(AllocationNumber allocation, std::size_t reserved);
 
   void setCategory(AllocationNumber allocation, MemoryCategory category);
@@ -105,14 +106,15 @@ class TORCHEXT_API Timeline {
 
   TimelineData data() const;
 
-  // Returns the bytes that are allocated on `device` now, by category.
-  BytesByCategory liveBytes(c10::Device device) const;
+  // Returns the bytes that are allocated in `place` now, by category.
+  BytesByCategory liveBytes(std::int64_t place) const;
 
   // Records that autograd nodes from this sequence number on are created in `scope`. Backward passes look it up.
   void addBoundary(std::uint64_t sequence_nr, std::int32_t scope);
 
  private:
   AllocationRecord* find(AllocationNumber allocation);
+  AllocationNumber add(const AllocationRecord& record);
   std::int32_t scopeOfNode(std::int64_t sequence_nr) const;
 
   const std::uint64_t number_;

@@ -13,7 +13,7 @@ The rules come from PyTorch's sources and from the CUDA build of PyTorch 2.15: t
 there without a GPU, and test/memory/test_kernel_memory.py compares its records with the rules. A kernel without a rule
 is assumed to allocate only its results, in the order in which they are returned.
 
-The counter calls the rule of an operator if the call is not cached (csrc/extensions/memory/kernel_memory.h).
+The counter calls the rule of an operator if the call is not cached (csrc/extensions/memory/memory_counter.h).
 That may happen in any thread and inside of any mode. So a rule reads the descriptions that it gets, and calls neither
 operators nor functions of `torch` that a mode could observe.
 """

@@ -12,7 +12,7 @@ from .calls import KernelCall
 
 __all__ = ["call_blas", "cublas_bytes", "cublaslt_bytes"]
 
-CUBLAS, CUBLASLT = 0, 1  # WorkspaceNumber in csrc/extensions/memory/kernel_memory.h
+CUBLAS, CUBLASLT = 0, 1  # WorkspaceNumber in csrc/extensions/memory/device_memory.h
 MAX_INT32 = 2**31 - 1
 
 

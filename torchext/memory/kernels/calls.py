@@ -10,7 +10,7 @@ from .geometry import Geometry
 __all__ = ["NO_BLOCK", "RULES", "Gpu", "KernelCall", "Rule", "Steps", "copying", "rule", "steps_of"]
 
 Step: TypeAlias = tuple[int, int, int]
-"""A `KernelStep` of csrc/extensions/memory/kernel_memory.h: its kind, its bytes, and the number of its block."""
+"""A `KernelStep` of csrc/extensions/memory/memory_counter.h: its kind, its bytes, and the number of its block."""
 
 Steps: TypeAlias = tuple[list[Step], list[Step]]
 """The steps before and after the results."""
