@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 #include <pybind11/functional.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/tensor_new.h>
@@ -113,27 +114,17 @@ bool isHiddenFromPythonHandler() {
          c10::impl::tls_is_dispatch_key_excluded(kCompositesKey);
 }
 
-// Dispatches operators that Python calls through the `Fake` key again.
-class ShowFakeKeyGuard {
- public:
-  ShowFakeKeyGuard() {
-    c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, false);
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(ShowFakeKeyGuard);
-  ~ShowFakeKeyGuard() {
-    c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, true);
-  }
-};
-
-// Calls `function`, possibly from a handler of `__torch_dispatch__`. The key stays hidden from a Python Meta kernel of
-// a fake tensor, which runs below it.
+// Calls `function`, possibly from a handler of `__torch_dispatch__`, with operators dispatched through the `Fake` key
+// again. The key stays hidden from a Python Meta kernel of a fake tensor, which runs below it.
 pybind11::object callFromHandler(const pybind11::function& function,
                                  const pybind11::args& args,
                                  const pybind11::kwargs& kwargs) {
-  std::optional<ShowFakeKeyGuard> show;
-  if (isHiddenFromPythonHandler() && !deviceOfMetaCall()) {
-    show.emplace();
+  if (!isHiddenFromPythonHandler() || deviceOfMetaCall()) {
+    return function(*args, **kwargs);
   }
+  c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, false);
+  const auto hide_again =
+      c10::make_scope_exit([] { c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Fake, true); });
   return function(*args, **kwargs);
 }
 

@@ -6,8 +6,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../core/fake/storage/fake_storage.h"
@@ -229,16 +227,11 @@ py::tuple dataOf(const Timeline& timeline) {
   return py::make_tuple(bytesOf(data.allocations), bytesOf(data.events), operators, data.texts);
 }
 
-py::tuple asNumbers(c10::IntArrayRef numbers) {
-  return asTuple(numbers, [](std::int64_t number) { return py::int_{number}; });
-}
-
 py::object describe(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return py::none();
   }
-  const py::handle dtype{reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()))};
-  return callProvided(Provided::kKernelGeometry, asNumbers(tensor.sizes()), asNumbers(tensor.strides()), dtype,
+  return callProvided(Provided::kKernelGeometry, tensor.sizes(), tensor.strides(), tensor.scalar_type(),
                       tensor.storage_offset());
 }
 

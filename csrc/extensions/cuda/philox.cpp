@@ -17,6 +17,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Utils.h>
+#include <ATen/ceil_div.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/DistributionTemplates.h>
 #include <c10/core/GeneratorImpl.h>
@@ -40,17 +41,13 @@ constexpr std::int64_t kBlock = 256;  // threads
 // `philox_cuda_state()` rounds the requested offset up to a multiple of this.
 constexpr std::uint64_t kDrawsOfCall = 4;
 
-std::uint64_t roundedUp(std::uint64_t offset) {
-  return (offset + kDrawsOfCall - 1) / kDrawsOfCall * kDrawsOfCall;
-}
-
 // `calc_execution_policy()`: threads stride over the elements, and each curand call yields `unroll` values.
 std::uint64_t offsetOfGrid(std::int64_t numel, std::int64_t unroll, const PhiloxGpu& gpu) {
   if (numel <= 0) {
     return 0;
   }
-  const std::int64_t threads = std::min(gpu.wave(), (numel + kBlock - 1) / kBlock * kBlock);
-  return static_cast<std::uint64_t>((numel - 1) / (threads * unroll) + 1) * kDrawsOfCall;
+  const std::int64_t threads = std::min(gpu.wave(), at::round_up(numel, kBlock));
+  return static_cast<std::uint64_t>(at::ceil_div(numel, threads * unroll)) * kDrawsOfCall;
 }
 
 // The dimensions of a tensor as an iterator traverses them: strides in bytes, ascending, and merged where possible
@@ -233,7 +230,7 @@ Draws drawsOfPermutation(const Call& call) {
   }
   PhiloxDraws draws =
       drawsOfNewFill(count, sizeof(std::int64_t), 2, call.gpu);  // keys have 64 bits where the difference matters
-  draws.offset += roundedUp(static_cast<std::uint64_t>(count));
+  draws.offset += at::round_up(static_cast<std::uint64_t>(count), kDrawsOfCall);
   return draws;
 }
 
@@ -241,7 +238,7 @@ Draws drawsOfPermutation(const Call& call) {
 
 template <std::uint64_t kOffset>
 Draws drawsOfEach(const Call& call) {
-  return PhiloxDraws{roundedUp(kOffset), call.tensor(0).numel()};
+  return PhiloxDraws{at::round_up(kOffset, kDrawsOfCall), call.tensor(0).numel()};
 }
 
 // `bernoulli_tensor_cuda_kernel()`
@@ -261,7 +258,7 @@ Draws drawsOfNormal(const Call& call) {
   const int out = findArgument(call.schema, "out");
   const Tensor& like = out >= 0 ? call.tensor(toSize(out)) : call.tensor(call[0].isTensor() ? 0 : 1);
   const std::int64_t numel = c10::multiply_integers(sizes) * (like.is_complex() ? 2 : 1);
-  const c10::ScalarType dtype = like.is_complex() ? c10::toRealValueType(like.scalar_type()) : like.scalar_type();
+  const c10::ScalarType dtype = c10::toRealValueType(like.scalar_type());
   const std::size_t itemsize = c10::elementSize(dtype);
   if (!hasShortIndexes({{numel, toSigned(itemsize)}}) && out >= 0 && !like.is_contiguous()) {
     return std::nullopt;
@@ -295,25 +292,18 @@ Draws drawsOfMultinomial(const Call& call) {
   if (distributions == 0) {
     return PhiloxDraws{};
   }
-  const std::int64_t turns = (distributions - 1) / std::min(distributions, kBlocks) + 1;
+  const std::int64_t turns = at::ceil_div(distributions, std::min(distributions, kBlocks));
   return PhiloxDraws{static_cast<std::uint64_t>(turns) * kDrawsOfCall, 0};
 }
 
 // ---- Attention ----
 
-// The position of an element determines its random number on every device. In the operators below those with
-// derivatives, the dimension of heads follows that of the sequence.
-struct Attention {
-  std::int64_t heads = 0;    // of the whole batch
-  std::int64_t queries = 0;  // per head
-  std::int64_t keys = 0;
-  bool drops = false;
-};
-
-std::optional<Attention> attentionOf(const Call& call) {
+// The position of an element determines its random number on every device.
+template <bool kIsFlash>
+Draws drawsOfAttention(const Call& call) {
+  constexpr std::int64_t kOfHead = 32;
   const Tensor& query = call.tensor(0);
   const Tensor& key = call.tensor(1);
-  const bool is_forward = call.schema.name().find("_attention_forward") != std::string::npos;
   const auto isGiven = [&call](const char* name) {
     return findArgument(call.schema, name) >= 0 && !call.named(name).isNone();
   };
@@ -321,27 +311,15 @@ std::optional<Attention> attentionOf(const Call& call) {
   if (query.dim() != 4 || key.dim() != 4 || isGiven("cum_seq_q") || isGiven("cu_seqlens_q")) {
     return std::nullopt;
   }
-  const bool drops = call.named("dropout_p").toDouble() > 0;
-  return is_forward ? Attention{query.size(0) * query.size(2), query.size(1), key.size(1), drops}
-                    : Attention{query.size(0) * query.size(1), query.size(2), key.size(2), drops};
-}
-
-Draws drawsOfFlashAttention(const Call& call) {
-  constexpr std::int64_t kOfHead = 32;
-  const auto attention = attentionOf(call);
-  if (!attention) {
-    return std::nullopt;
+  if (call.named("dropout_p").toDouble() <= 0) {
+    return PhiloxDraws{};
   }
-  return PhiloxDraws{attention->drops ? static_cast<std::uint64_t>(attention->heads * kOfHead) : 0, 0};
-}
-
-Draws drawsOfEfficientAttention(const Call& call) {
-  const auto attention = attentionOf(call);
-  if (!attention) {
-    return std::nullopt;
-  }
-  const std::int64_t scores = attention->heads * attention->queries * attention->keys;
-  return PhiloxDraws{attention->drops ? roundedUp(static_cast<std::uint64_t>(scores)) : 0, 0};
+  // In the operators below those with derivatives, the dimension of heads follows that of the sequence.
+  const bool is_forward = call.schema.name().find("_attention_forward") != std::string::npos;
+  const std::int64_t sequence = is_forward ? 1 : 2;
+  const std::int64_t heads = query.size(0) * query.size(3 - sequence);  // of the whole batch
+  const std::int64_t offset = kIsFlash ? heads * kOfHead : heads * query.size(sequence) * key.size(sequence);
+  return PhiloxDraws{at::round_up(static_cast<std::uint64_t>(offset), kDrawsOfCall), 0};
 }
 
 // For operators that are tagged as random but receive the state to repeat the numbers of another operator.
@@ -364,8 +342,9 @@ const OperatorTable<Rule> ruleOf{
      {drawsOfDropout, {"aten::native_dropout", "aten::_fused_dropout"}},
      {drawsOfRrelu, {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}},
      {drawsOfMultinomial, {"aten::multinomial"}},
-     {drawsOfFlashAttention, {"aten::_scaled_dot_product_flash_attention", "aten::_flash_attention_forward"}},
-     {drawsOfEfficientAttention,
+     {drawsOfAttention</*kIsFlash=*/true>,
+      {"aten::_scaled_dot_product_flash_attention", "aten::_flash_attention_forward"}},
+     {drawsOfAttention</*kIsFlash=*/false>,
       {"aten::_scaled_dot_product_efficient_attention", "aten::_efficient_attention_forward"}},
      {drawsNothing,
       {"aten::_scaled_dot_product_efficient_attention_backward", "aten::_scaled_dot_product_cudnn_attention_backward",

@@ -4,11 +4,12 @@
 
 #include <array>
 #include <atomic>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -32,11 +33,6 @@ using c10::ScalarType;
 
 namespace {
 
-// Ways in which a kernel chooses its code, besides the position of an argument.
-constexpr int kPromoted = -1;             // the dtype to which tensors and Python numbers are promoted
-constexpr int kPromotedWithScalars = -2;  // the same, and scalar arguments also take part
-constexpr int kRequested = -3;            // the argument `dtype`, or the dtype of the first argument
-
 constexpr bool kIsOfRelease = compat::applies("dtypes_of_cuda");
 
 // Arguments that take part in type promotion.
@@ -44,10 +40,13 @@ constexpr std::array<std::string_view, 7> kPromotes{"other", "exponent", "self",
 
 // A row of refused_dtypes.tsv.
 struct DtypeRefusal {
-  std::string kernel;    // as it calls itself in errors
-  int chooses_by;        // the position of an argument, or one of the constants above
-  bool has_dimensions;   // whether it holds only if all tensors have dimensions
-  std::uint64_t dtypes;  // one bit for each ScalarType
+  std::string kernel;  // as it calls itself in errors
+  // The dtype by which the kernel chooses its code: that of the argument at a position; the one to which tensors and
+  // Python numbers are "promoted", or also scalar arguments ("promoted with scalars"); or the argument `dtype`, or else
+  // the dtype of the first argument ("requested").
+  std::string chooses_by;
+  bool has_dimensions;  // whether it holds only if all tensors have dimensions
+  std::set<std::string> dtypes;
 };
 
 using Table = std::unordered_map<std::string, std::vector<DtypeRefusal>>;  // by operator
@@ -63,22 +62,9 @@ std::ifstream openDataFile(const std::string& name) {
   return file;
 }
 
-std::uint64_t bitsOf(const std::string& names) {
-  std::uint64_t bits = 0;
-  std::istringstream words{names};
-  for (std::string word; words >> word;) {
-    for (const auto i : c10::irange(static_cast<int>(ScalarType::NumOptions))) {
-      bits |= std::uint64_t{word == c10::toString(static_cast<ScalarType>(i))} << static_cast<unsigned>(i);
-    }
-  }
-  return bits;
-}
-
-int numberOf(const std::string& way) {
-  return way == "promoted"                ? kPromoted
-         : way == "promoted with scalars" ? kPromotedWithScalars
-         : way == "requested"             ? kRequested
-                                          : std::stoi(way);
+std::set<std::string> wordsIn(const std::string& text) {
+  std::istringstream words{text};
+  return {std::istream_iterator<std::string>{words}, {}};
 }
 
 Table readTable() {
@@ -86,14 +72,13 @@ Table readTable() {
   std::ifstream file = openDataFile("refused_dtypes.tsv");
   for (std::string line; std::getline(file, line);) {
     std::istringstream cells{line};
-    std::array<std::string, 4> cell;
+    std::array<std::string, 5> cell;
     for (std::string& one : cell) {
       std::getline(cells, one, '\t');
     }
     if (!line.empty() && line.front() != '#') {
-      const DtypeRefusal refusal{cell[0], numberOf(cell[1]), cell[2] == "yes", bitsOf(cell[3])};
-      for (std::string op; cells >> op;) {
-        table[op].push_back(refusal);
+      for (const std::string& op : wordsIn(cell[4])) {
+        table[op].push_back({cell[0], cell[1], cell[2] == "yes", wordsIn(cell[3])});
       }
     }
   }
@@ -144,17 +129,15 @@ std::optional<ScalarType> dtypeOf(const IValue& value) {
   return is_mixed ? std::nullopt : dtype;
 }
 
-std::optional<ScalarType> chosenBy(int chooses_by, const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (chooses_by == kPromoted || chooses_by == kPromotedWithScalars) {
-    return promoted(op, arguments, chooses_by == kPromotedWithScalars);
+std::optional<ScalarType> chosenBy(const std::string& way, const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  if (way == "promoted" || way == "promoted with scalars") {
+    return promoted(op, arguments, way == "promoted with scalars");
   }
-  if (chooses_by == kRequested) {
-    if (const IValue& dtype = argumentNamed(op, arguments, "dtype"); dtype.isInt()) {
-      return dtype.toScalarType();
-    }
-    chooses_by = 0;
+  if (way != "requested") {
+    return dtypeOf(arguments[std::stoul(way)]);
   }
-  return dtypeOf(arguments[toSize(chooses_by)]);
+  const IValue& dtype = argumentNamed(op, arguments, "dtype");
+  return dtype.isInt() ? dtype.toScalarType() : dtypeOf(arguments[0]);
 }
 
 // Calls `visit` for the tensors that the call reads.
@@ -192,7 +175,8 @@ void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, Ar
   }
   for (const DtypeRefusal& row : *refusals) {
     const auto dtype = chosenBy(row.chooses_by, op, arguments);
-    if (dtype && ((row.dtypes >> static_cast<unsigned>(*dtype)) & 1U) != 0 && (has_dimensions || !row.has_dimensions)) {
+    const bool is_refused = dtype && row.dtypes.count(c10::toString(*dtype)) != 0;
+    if (is_refused && (has_dimensions || !row.has_dimensions)) {
       TORCHEXT_THROW(RefusedOnCudaError,
                      c10::str('"', row.kernel, "\" not implemented for '", c10::toString(*dtype), "'"));
     }

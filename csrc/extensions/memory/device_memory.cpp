@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <exception>
 #include <functional>
 #include <iterator>
@@ -12,6 +11,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
 #include <torch/version.h>
@@ -28,11 +28,6 @@ using c10::CachingAllocator::ConfigTokenizer;
 using c10::CachingAllocator::format_size;
 
 namespace {
-
-std::int64_t nowInMicroseconds() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 // Far apart, so that an address identifies its device.
 std::uintptr_t firstAddressOf(c10::Device device) {
@@ -105,10 +100,6 @@ auto pinnedSettingsOf(int /*preferred*/) -> decltype(Config::pinned_max_cached_s
 template <typename Config>
 PinnedSettings pinnedSettingsOf(...) {
   return {};
-}
-
-PinnedSettings pinnedSettings() {
-  return pinnedSettingsOf<AcceleratorAllocatorConfig>(0);
 }
 
 // Like `CUDAAllocatorConfig::parsePinnedNumRegisterThreads()`.
@@ -214,7 +205,7 @@ std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
   std::size_t size = bytes;
   bool is_new = true;
   if (isPinned()) {
-    const PinnedSettings settings = pinnedSettings();
+    const auto settings = pinnedSettingsOf<AcceleratorAllocatorConfig>(0);
     size = bytes <= settings.most_rounded && bytes <= settings.most_cached ? c10::llvm::PowerOf2Ceil(bytes) : bytes;
     std::vector<std::size_t>& unused = free_blocks_[c10::llvm::Log2_64_Ceil(size)];
     const auto found = std::find_if(unused.rbegin(), unused.rend(), [size](std::size_t free) {
@@ -238,7 +229,7 @@ std::size_t DeviceMemory::takeBlock(std::size_t bytes) {
 void DeviceMemory::returnBlock(std::size_t size) noexcept {
   host_stats_.active_requests.decrease(1);
   host_stats_.active_bytes.decrease(size);
-  if (isPinned() && size <= pinnedSettings().most_cached) {
+  if (isPinned() && size <= pinnedSettingsOf<AcceleratorAllocatorConfig>(0).most_cached) {
     free_blocks_[c10::llvm::Log2_64_Ceil(size)].push_back(size);
   } else {
     releaseBlock(size);
@@ -314,7 +305,7 @@ void DeviceMemory::observe() {
     return;
   }
   allocator_->setObserver([this](MemoryAction action, std::uintptr_t address, std::size_t bytes, c10::StreamId stream) {
-    history_.push_back({action, address, bytes, stream, nowInMicroseconds(), stack_, userMetadata()});
+    history_.push_back({action, address, bytes, stream, c10::getTimeSinceEpoch() / 1000, stack_, userMetadata()});
     if (action == MemoryAction::kAlloc && stack_ != nullptr) {
       stacks_[address] = stack_;
     } else if (action == MemoryAction::kFreeCompleted) {

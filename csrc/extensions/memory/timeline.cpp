@@ -1,10 +1,10 @@
 #include "timeline.h"
 
 #include <atomic>
-#include <chrono>
 #include <utility>
 
 #include <ATen/SequenceNumber.h>
+#include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -14,11 +14,6 @@
 namespace torchext {
 
 namespace {
-
-std::int64_t nowInNanoseconds() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 std::atomic<std::uint64_t> timelines_begun{0};
 
@@ -46,7 +41,8 @@ AllocationNumber Timeline::addBirth(AllocationRecord record, std::int64_t sequen
   if (record.scope < 0 && sequence_nr >= 0) {
     record.scope = scopeOfNode(sequence_nr);
   }
-  data_.events.push_back({toSigned(data_.allocations.size()), toSigned(reserved), nowInNanoseconds()});
+  data_.events.push_back(
+      {toSigned(data_.allocations.size()), toSigned(reserved), c10::getTime(/*allow_monotonic=*/true)});
   return add(record);
 }
 
@@ -65,7 +61,7 @@ void Timeline::addDeath(AllocationNumber allocation, std::size_t reserved) {
   const Locked lock{LockRank::kTimelines};
   if (AllocationRecord* record = find(allocation)) {
     record->died = toSigned(data_.events.size());
-    data_.events.push_back({~allocation.number, toSigned(reserved), nowInNanoseconds()});
+    data_.events.push_back({~allocation.number, toSigned(reserved), c10::getTime(/*allow_monotonic=*/true)});
     ++version_;
   }
 }
