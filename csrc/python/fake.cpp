@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -36,51 +35,34 @@ namespace torchext::python {
 
 namespace {
 
-// On a machine without CUDA, PyTorch rejects the name of a CUDA device before any dispatch (`device_lazy_init()`). The
-// switch is process-wide, so it is counted, and the last guard restores it.
-class NameCudaGuard {
+// A block of fake_mode(gpu=...).
+class FakeCudaBlock {
  public:
-  NameCudaGuard() {
+  explicit FakeCudaBlock(std::int64_t count)
+      : devices_{static_cast<c10::DeviceIndex>(count)}, lifted_{torch::utils::only_lift_cpu_tensors()} {
     const Locked lock{LockRank::kNamedCuda};
-    if (count++ == 0) {
+    if (num_blocks++ == 0) {
       torch::utils::set_requires_device_init(c10::kCUDA, false);
     }
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(NameCudaGuard);
-  ~NameCudaGuard() {
-    const Locked lock{LockRank::kNamedCuda};
-    if (--count == 0) {
-      torch::utils::set_requires_device_init(c10::kCUDA, true);
-    }
-  }
-
- private:
-  static inline std::size_t count = 0;
-};
-
-// `torch.tensor()` moves its result to the device before it calls the dispatcher, unless this thread-local flag is set
-// (tensor_new.h).
-class LiftCpuTensorsGuard {
- public:
-  LiftCpuTensorsGuard() : previous_{torch::utils::only_lift_cpu_tensors()} {
     torch::utils::set_only_lift_cpu_tensors(true);
   }
-  C10_DISABLE_COPY_AND_ASSIGN(LiftCpuTensorsGuard);
-  ~LiftCpuTensorsGuard() {
-    torch::utils::set_only_lift_cpu_tensors(previous_);
+  C10_DISABLE_COPY_AND_ASSIGN(FakeCudaBlock);
+  ~FakeCudaBlock() {
+    const Locked lock{LockRank::kNamedCuda};
+    if (--num_blocks == 0) {
+      torch::utils::set_requires_device_init(c10::kCUDA, true);
+    }
+    torch::utils::set_only_lift_cpu_tensors(lifted_);
   }
 
  private:
-  bool previous_;
-};
-
-// A block of fake_mode(gpu=...).
-struct FakeCudaBlock {
-  explicit FakeCudaBlock(std::int64_t count) : devices{static_cast<c10::DeviceIndex>(count)} {}
-
-  const FakeCudaGuard devices;
-  const LiftCpuTensorsGuard lift;
-  const NameCudaGuard names;
+  const FakeCudaGuard devices_;
+  // `torch.tensor()` moves its result to the device before it calls the dispatcher, unless this thread-local flag is
+  // set (tensor_new.h).
+  const bool lifted_;
+  // On a machine without CUDA, PyTorch rejects the name of a CUDA device before any dispatch (`device_lazy_init()`).
+  // The switch is process-wide, so the first block turns it off, and the last one on.
+  static inline std::size_t num_blocks = 0;
 };
 
 // Returns the owner that must leave the block. On a machine with CUDA devices, does nothing and returns nullopt.
@@ -128,12 +110,6 @@ pybind11::object callFromHandler(const pybind11::function& function,
   return function(*args, **kwargs);
 }
 
-// Calls `function`, which is user code, for a gradient formula.
-pybind11::object callOutsideOfFormula(const pybind11::function& function, const pybind11::args& args) {
-  const OutsideOfFormula outside;
-  return function(*args);
-}
-
 // Returns the device type that the running Meta kernel computes for.
 std::optional<std::string> metaCallDevice() {
   const auto device = deviceOfMetaCall();
@@ -156,11 +132,6 @@ at::Tensor fakeLikeWithValue(const at::Tensor& tensor) {
     copyValue(fake, tensor);
   }
   return fake;
-}
-
-std::optional<at::Tensor> knownValue(const at::Tensor& fake) {
-  at::Tensor value = knownValueOf(fake);
-  return value.defined() ? std::optional{std::move(value)} : std::nullopt;
 }
 
 std::optional<std::tuple<at::Tensor, at::Tensor>> knownParts(const at::Tensor& fake) {
@@ -199,7 +170,7 @@ void bindFake(pybind11::module_& module) {
   module.def("call_from_handler", &callFromHandler);
   bind(module, "meta_call_device", metaCallDevice);
   bind(module, "set_native_functions", setNativeFunctions);
-  module.def("call_outside_of_formula", &callOutsideOfFormula);
+  module.def("call_outside_of_formula", &callInside<OutsideOfFormula>);
   module.def("warn_of_meta_kernel", &warnOfMetaKernel);
   bind(module, "cache_info", cacheInfo);
   bind(module, "cache_clear", [] { metadataCache().clear(); });
@@ -215,7 +186,7 @@ void bindFake(pybind11::module_& module) {
   bind(module, "layout_members", layoutMembers);
   bind(module, "fake_bytes", fakeBytes);
   bind(module, "copy_value", copyValue);
-  bind(module, "known_value", knownValue);
+  bind(module, "known_value", knownValueOf);
   bind(module, "known_parts", knownParts);
   bind(module, "write_value", writeValue);
   bind(module, "note_foreign_write", [](const std::vector<at::Tensor>& tensors) { hooks().values.forget(tensors); });

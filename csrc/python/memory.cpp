@@ -13,7 +13,6 @@
 #include "../extensions/memory/device_memory.h"
 #include "../extensions/memory/memory_counter.h"
 #include "../extensions/memory/timeline.h"
-#include "../libraries/support/locks.h"
 #include "../libraries/support/sizes.h"
 #include "bind.h"
 #include "interpreter.h"
@@ -227,18 +226,15 @@ py::tuple dataOf(const Timeline& timeline) {
   return py::make_tuple(bytesOf(data.allocations), bytesOf(data.events), operators, data.texts);
 }
 
-py::object describe(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return py::none();
-  }
-  return callProvided(Provided::kKernelGeometry, tensor.sizes(), tensor.strides(), tensor.scalar_type(),
-                      tensor.storage_offset());
-}
-
 // Describes tensors, and converts other values.
 py::object describe(const c10::IValue& value) {
+  if (value.isTensor() && !value.toTensor().defined()) {
+    return py::none();
+  }
   if (value.isTensor()) {
-    return describe(value.toTensor());
+    const at::Tensor& tensor = value.toTensor();
+    return callProvided(Provided::kKernelGeometry, tensor.sizes(), tensor.strides(), tensor.scalar_type(),
+                        tensor.storage_offset());
   }
   if (value.isList()) {
     return asTuple(value.toListRef(), [](const c10::IValue& item) { return describe(item); });

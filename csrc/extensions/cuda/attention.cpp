@@ -69,15 +69,9 @@ bool isHalf(const sdp_params& params) {
   return params.query.scalar_type() == at::kHalf || params.query.scalar_type() == at::kBFloat16;
 }
 
-std::int64_t headOf(const Tensor& tensor) {
-  return tensor.size(-1);
-}
-
 // `check_sm_version()`: compute capabilities from the first to the last, inclusive.
 bool isWithin(const GpuDescription& gpu, int first_major, int first_minor, int last_major, int last_minor) {
-  const bool is_before = !gpu.isAtLeast(first_major, first_minor);
-  const bool is_after = gpu.major > last_major || (gpu.major == last_major && gpu.minor > last_minor);
-  return !is_before && !is_after;
+  return gpu.isAtLeast(first_major, first_minor) && !gpu.isAtLeast(last_major, last_minor + 1);
 }
 
 template <typename... Arguments>
@@ -103,14 +97,14 @@ std::int64_t alignmentOf(const sdp_params& params, const GpuDescription& gpu) {
 }
 
 bool hasHeadForFlash(const sdp_params& params, bool warns) {
-  const std::int64_t head = headOf(params.query);
-  if (head == headOf(params.key) && head == headOf(params.value) && head <= 256) {
+  const std::int64_t head = params.query.size(-1);
+  if (head == params.key.size(-1) && head == params.value.size(-1) && head <= 256) {
     return true;
   }
   return fails(warns,
                "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to "
                "256. Got Query.size(-1): ",
-               head, ", Key.size(-1): ", headOf(params.key), ", Value.size(-1): ", headOf(params.value), " instead.");
+               head, ", Key.size(-1): ", params.key.size(-1), ", Value.size(-1): ", params.value.size(-1), " instead.");
 }
 
 bool isGpuForFlash(const GpuDescription& gpu, bool warns) {
@@ -124,7 +118,7 @@ bool isGpuForFlash(const GpuDescription& gpu, bool warns) {
 // The backward pass needs more shared memory than these devices have.
 bool hasHeadForBackwardOfFlash(const sdp_params& params, const GpuDescription& gpu, bool warns) {
   const bool is_small = isWithin(gpu, 8, 6, 8, 9) || isWithin(gpu, 12, 0, 12, 1);
-  const std::int64_t head = headOf(params.query);
+  const std::int64_t head = params.query.size(-1);
   if (!sdp::input_requires_grad(params) || !is_small || head <= 192 || (params.dropout <= 0 && head > 224)) {
     return true;
   }
@@ -155,11 +149,11 @@ bool canUseFlash(const sdp_params& params, const GpuDescription& gpu, bool warns
 
 bool hasHeadForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
   const std::int64_t alignment = alignmentOf(params, gpu);
-  const std::int64_t query = headOf(params.query);
-  const std::int64_t value = headOf(params.value);
-  return (query == headOf(params.key) && query > 0 && value > 0 && query % alignment == 0 && value % alignment == 0) ||
+  const std::int64_t query = params.query.size(-1);
+  const std::int64_t value = params.value.size(-1);
+  return (query == params.key.size(-1) && query > 0 && value > 0 && query % alignment == 0 && value % alignment == 0) ||
          fails(warns, "Mem efficient attention requires last dimension of inputs to be divisible by ", alignment,
-               ". Got Query.size(-1): ", query, ", Key.size(-1): ", headOf(params.key), ", Value.size(-1): ", value,
+               ". Got Query.size(-1): ", query, ", Key.size(-1): ", params.key.size(-1), ", Value.size(-1): ", value,
                " instead.");
 }
 
@@ -203,8 +197,8 @@ bool isForLargeHeads(const GpuDescription& gpu) {
 // `check_cudnn_tensor_shapes()` and `check_cudnn_d256_bprop_head_dim()`
 bool hasShapesForCudnn(const sdp_params& params, const GpuDescription& gpu) {
   constexpr std::int64_t kLargest = 65535;
-  const std::int64_t query = headOf(params.query);
-  const std::int64_t value = headOf(params.value);
+  const std::int64_t query = params.query.size(-1);
+  const std::int64_t value = params.value.size(-1);
   const bool takes_256 = kHasHeadsOf256 && isForLargeHeads(gpu);
   const bool is_192_and_128 = query == 192 && value == 128;
   const std::int64_t limit = takes_256 ? 256 : isForLargeHeads(gpu) && is_192_and_128 ? 192 : 128;
@@ -233,21 +227,17 @@ bool canUseCudnn(const sdp_params& params, const GpuDescription& gpu, bool warns
          haveHeads<true, false>(params, false) && hasShapesForCudnn(params, gpu);
 }
 
-// `check_prefer_cudnn_attention()`
-bool prefersCudnn(const GpuDescription& gpu) {
-  static const bool is_wanted = c10::utils::check_env("TORCH_CUDNN_SDPA_DEPRIORITIZED") != true;
-  return is_wanted && kCudnn > 91500 && (gpu.major == 9 || gpu.major == 10);
-}
-
 // PyTorch puts cuDNN first when attention is called for the first time. Here this applies only to devices that prefer
-// it, and only until the user sets an order.
+// it (`check_prefer_cudnn_attention()`, with a cuDNN after 9.15), and only until the user sets an order.
 std::array<SDPBackend, at::num_sdp_backends> orderFor(const GpuDescription& gpu) {
+  static_assert(kCudnn > 91500);
+  static const bool is_wanted = c10::utils::check_env("TORCH_CUDNN_SDPA_DEPRIORITIZED") != true;
   auto order = at::globalContext().sDPPriorityOrder();
   constexpr std::array kDefault{SDPBackend::flash_attention, SDPBackend::efficient_attention, SDPBackend::math,
                                 SDPBackend::cudnn_attention};
-  if (prefersCudnn(gpu) && std::equal(kDefault.begin(), kDefault.end(), order.begin())) {
-    std::rotate(order.begin(), std::find(order.begin(), order.end(), SDPBackend::cudnn_attention),
-                std::next(std::find(order.begin(), order.end(), SDPBackend::cudnn_attention)));
+  if (is_wanted && (gpu.major == 9 || gpu.major == 10) && std::equal(kDefault.begin(), kDefault.end(), order.begin())) {
+    auto* const cudnn = std::find(order.begin(), order.end(), SDPBackend::cudnn_attention);
+    std::rotate(order.begin(), cudnn, std::next(cudnn));
   }
   return order;
 }

@@ -7,10 +7,10 @@
 #include <functional>
 #include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
@@ -332,14 +332,6 @@ std::optional<DispatchKey> composedKernelOnCuda(const OperatorHandle& op, c10::A
   return std::nullopt;
 }
 
-// Called for each block: FakeTensorMode registers its own guard if the current one has no devices
-// (`ensureCUDADeviceGuardSet()`).
-void registerGuard() {
-  // Leaked: any thread may hold a pointer to it.
-  static const auto* guard = new NoCudaGuard;
-  c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard;
-}
-
 void standInForCuda() {
   static const bool done = [] {
     cuda_hooks::replace();
@@ -352,7 +344,10 @@ void standInForCuda() {
     return true;
   }();
   static_cast<void>(done);
-  registerGuard();
+  static const auto* guard = new NoCudaGuard;  // leaked: any thread may hold a pointer to it
+  // For each block: FakeTensorMode registers its own guard if the current one has no devices
+  // (`ensureCUDADeviceGuardSet()`).
+  c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard;
 }
 
 }  // namespace

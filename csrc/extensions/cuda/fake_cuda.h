@@ -2,17 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <tuple>
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/stack.h>
-#include <c10/core/AutogradState.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
-#include <c10/util/ArrayRef.h>
 #include <torchext/fake_cuda.h>
 #include <torchext/macros.h>
 

@@ -140,15 +140,6 @@ std::optional<ScalarType> chosenBy(const std::string& way, const OperatorHandle&
   return dtype.isInt() ? dtype.toScalarType() : dtypeOf(arguments[0]);
 }
 
-// Calls `visit` for the tensors that the call reads.
-void forEachInput(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorVisitor visit) {
-  for (const auto i : c10::irange(arguments.size())) {
-    if (!op.schema().arguments()[i].is_out()) {
-      forEachTensor(arguments[i], visit);
-    }
-  }
-}
-
 bool isEmpty(const Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.numel() == 0;
 }
@@ -166,10 +157,14 @@ void refuseDtypesOnCuda(const OperatorHandle& op, ArrayRef<IValue> arguments, Ar
   }
   bool has_empty = hasTensor(results, isEmpty);
   bool has_dimensions = true;
-  forEachInput(op, arguments, [&](const Tensor& tensor) {
-    has_empty = has_empty || isEmpty(tensor);
-    has_dimensions = has_dimensions && (tensor.dim() > 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number());
-  });
+  for (const auto i : c10::irange(arguments.size())) {
+    if (!op.schema().arguments()[i].is_out()) {
+      forEachTensor(arguments[i], [&](const Tensor& tensor) {
+        has_empty = has_empty || isEmpty(tensor);
+        has_dimensions = has_dimensions && (tensor.dim() > 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number());
+      });
+    }
+  }
   if (has_empty) {
     return;
   }

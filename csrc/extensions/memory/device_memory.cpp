@@ -135,23 +135,6 @@ std::string memoryByCategory(c10::DeviceIndex device) {
   return text.empty() ? "No memory is allocated." : text + ".";
 }
 
-// Raises `torch.OutOfMemoryError` with the text of CUDACachingAllocator.cpp and, if memory is tracked, the bytes of
-// each category.
-[[noreturn]] void raise(const OutOfMemory& report) {
-  if (const auto observe = observe_out_of_memory.load()) {
-    observe(report);
-  }
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(report.requested), ". GPU ",
-      static_cast<int>(report.device), " has a total capacity of ", format_size(report.capacity), " of which ",
-      format_size(report.free), " is free. ", report.allowed ? format_size(*report.allowed) + " allowed; " : "",
-      "Of the allocated memory ", format_size(report.allocated), " is allocated by PyTorch, and ",
-      format_size(report.reserved - report.allocated),
-      " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. The GPU is a fake one of torchext. ",
-      memoryByCategory(report.device));
-}
-
 }  // namespace
 
 void setOutOfMemoryObserver(void (*observe)(const OutOfMemory& report)) noexcept {
@@ -447,6 +430,8 @@ std::size_t DeviceMemory::reserved() const {
                     : toSize(host_stats_.allocated_bytes.current);
 }
 
+// Raises `torch.OutOfMemoryError` with the text of CUDACachingAllocator.cpp and, if memory is tracked, the bytes of
+// each category.
 void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
   OutOfMemory report{};
   {
@@ -461,7 +446,18 @@ void DeviceMemory::raiseOutOfMemory(std::size_t bytes) {
         reserved(),
     };
   }
-  raise(report);
+  if (const auto observe = observe_out_of_memory.load()) {
+    observe(report);
+  }
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(report.requested), ". GPU ",
+      static_cast<int>(report.device), " has a total capacity of ", format_size(report.capacity), " of which ",
+      format_size(report.free), " is free. ", report.allowed ? format_size(*report.allowed) + " allowed; " : "",
+      "Of the allocated memory ", format_size(report.allocated), " is allocated by PyTorch, and ",
+      format_size(report.reserved - report.allocated),
+      " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+      "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. The GPU is a fake one of torchext. ",
+      memoryByCategory(report.device));
 }
 
 void DeviceMemory::recordHistory(bool enabled, std::size_t max_entries, HistoryStacks stacks) {

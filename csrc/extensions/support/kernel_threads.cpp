@@ -34,13 +34,10 @@ bool isForked() {
   return !(after_name >> flags) || (flags & kForkedNoExec) != 0;
 }
 
-void endPool() {
-  constexpr int kKeepSettings = 1;  // omp_pause_soft
-  omp_pause_resource_all(kKeepSettings);
-}
-
+constexpr int kKeepSettings = 1;  // omp_pause_soft
 [[maybe_unused]] const bool ends_pools =
-    omp_pause_resource_all != nullptr && !isForked() && pthread_atfork(&endPool, nullptr, nullptr) == 0;
+    omp_pause_resource_all != nullptr && !isForked() &&
+    pthread_atfork([] { omp_pause_resource_all(kKeepSettings); }, nullptr, nullptr) == 0;
 
 }  // namespace
 
