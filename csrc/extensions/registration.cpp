@@ -23,9 +23,6 @@
 #include "placement/placed.h"
 #include "support/allocation_limit.h"
 #include "support/registrations.h"
-#include "tapes/philox_tape.h"
-#include "tapes/replay_fill.h"
-#include "tapes/twister_tape.h"
 #include "values/value_shortcuts.h"
 
 namespace torchext {
@@ -59,11 +56,9 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   all.on_lazy_bits = &prepareOperatorsForLazyBits;
   all.on_fake_key.add(&registerUnboxedCalls);
   all.on_fake_key.add([] { makeGradientsFake(true); });
-  setTape(c10::kCPU, twisterTape());
-  setTape(c10::kCUDA, philoxTape());
-  all.replay_fill = [](const c10::OperatorHandle& op, torch::jit::Stack& stack, const at::Generator& generator) {
-    return replayFill(op, stack, generator);
-  };
+  registerTwisterTape();
+  registerPhiloxTape();
+  registerReplayFill();
   registerPartRules();
   registerComputedValues();
   registerExternalValues();

@@ -90,14 +90,10 @@ void fillPart(const OpNode& node, const Box& box, const c10::Storage& memory, co
   const std::int64_t last = first + count * itemsize;
   auto* bytes = static_cast<std::byte*>(memory.mutable_data());
   const at::mt19937_data_pod engine = generator.get<at::CPUGeneratorImpl>()->engine().data();
-  const RequestedFill requested = requestedFillOf(node, engine);
+  const auto requested = partialFillOf(node, engine);
   std::vector<FillRun> runs;
   const auto fill = [&] {
-    if (requested.random) {
-      fillParts(*requested.random, count, runs, engine);
-    } else {
-      fillParts(*requested.truncated, count, runs, engine);
-    }
+    std::visit([&](const auto& one) { fillParts(one, count, runs, engine); }, requested.value());
     runs.clear();
   };
   constexpr std::size_t kManyRuns = std::size_t{1} << 17U;  // 3 MiB; runs of a box with steps may be single values

@@ -10,8 +10,6 @@
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../tapes/replay_fill.h"
-#include "../tapes/truncated_normals.h"
 #include "../tapes/twister_tape.h"
 
 namespace torchext {
@@ -175,17 +173,12 @@ bool isConstantFactory(const OpNode& node) {
 // ---- Random fills ----
 
 bool isRandomFill(const OpNode& node) {
-  const TwisterPosition* start = asTwister(node.tape());
-  if (start == nullptr || !takesGenerator(node.op()) || node.tensors().size() != 1 ||
+  const at::mt19937_data_pod* engine = keptEngineOf(node.tape());
+  if (engine == nullptr || !takesGenerator(node.op()) || node.tensors().size() != 1 ||
       node.tensors().front().value == nullptr || !node.tensors().front().value->device().is_cpu()) {
     return false;
   }
-  const Geometry& geometry = node.tensors().front().geometry();
-  if (!geometry.isContiguous()) {
-    return false;
-  }
-  const RequestedFill fill = requestedFillOf(node, start->mark().keptEngine());
-  return fill.random || fill.truncated;
+  return node.tensors().front().geometry().isContiguous() && partialFillOf(node, *engine);
 }
 
 // ---- Reads ----
@@ -283,19 +276,14 @@ const OperatorTable<PartKind> partKindOf{
 
 // A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
 // has no rule here.
-RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
-  const TensorArgument& filled = node.tensors().front();
-  const std::int64_t count = c10::multiply_integers(filled.geometry().sizes);
-  const c10::ScalarType dtype = dtypeOf(filled.geometry());
-  if (const auto distribution = distributionOf(node.op())) {
-    const RandomFill fill{*distribution, dtype, node.arguments()[1].toDouble(), node.arguments()[2].toDouble()};
-    return canFillParts(fill, count, engine) ? RequestedFill{fill, std::nullopt} : RequestedFill{};
-  }
-  if (const auto truncated = TruncatedNormals::of(node.op(), dtype, node.arguments())) {
-    const auto fill = truncated->asFill();
-    return fill && canFillParts(*fill, count, engine) ? RequestedFill{std::nullopt, fill} : RequestedFill{};
-  }
-  return {};
+// A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
+// has no rule here.
+std::optional<RequestedFill> partialFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
+  const Geometry& filled = node.tensors().front().geometry();
+  const std::int64_t count = c10::multiply_integers(filled.sizes);
+  auto fill = requestedFillOf(node.op(), dtypeOf(filled), node.arguments());
+  const auto can_fill = [&](const auto& one) { return canFillParts(one, count, engine); };
+  return fill && std::visit(can_fill, *fill) ? fill : std::nullopt;
 }
 
 const IValue& argumentOf(const OpNode& node, const char* name) {

@@ -20,9 +20,10 @@
 
 #include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/deferred_init/plan/replay_plan.h"
-#include "../../libraries/fills/random_fill.h"
 #include "../../libraries/fills/fill.h"
+#include "../../libraries/fills/random_fill.h"
 #include "../../libraries/support/operator_table.h"
+#include "../tapes/replay_fill.h"
 #include "grid.h"
 
 namespace torchext {
@@ -30,7 +31,7 @@ namespace torchext {
 // How an operator computes its elements, regardless of its arguments. `ruleOf()` derives the rule of a call, unless its
 // arguments do not allow one: kElementwise from kArithmetic to kWhere, kAnyLayout from kRearrange, kConstant from
 // kZeros to kFull and for uninitialized memory, kConcatenation from kConcatenate and kStack, and kPadding from kPad.
-// Random fills are kNone here, and have their rule by `requestedFillOf()`. Steps on a stretch of a random fill are
+// Random fills are kNone here, and have their rule by `partialFillOf()`. Steps on a stretch of a random fill are
 // elementwise kinds as well: elementwise_steps.h.
 enum class PartKind : std::uint8_t {
   kNone,
@@ -67,13 +68,9 @@ struct Piece {
 // any.
 std::vector<std::optional<Piece>> piecesOf(const OpNode& node, PartRule rule, const IndexRanges& ranges);
 
-// The random fill of contiguous CPU memory that a call requests: one of the two, or neither if a part cannot be
-// computed with the bits of the whole from the state of the generator at its beginning.
-struct RequestedFill {
-  std::optional<RandomFill> random;
-  std::optional<TruncatedFill> truncated;
-};
-RequestedFill requestedFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
+// Returns the random fill of contiguous CPU memory that a call requests, or nothing if a part cannot be computed with
+// the bits of the whole from the state of the generator at its beginning.
+std::optional<RequestedFill> partialFillOf(const OpNode& node, const at::mt19937_data_pod& engine);
 
 // Returns the number that a factory such as `zeros` and `full_like` fills a tensor with; nothing for other calls.
 std::optional<c10::Scalar> constantOf(const OpNode& node);

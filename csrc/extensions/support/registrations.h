@@ -7,6 +7,9 @@ namespace torchext {
 void registerFakeValues();
 void registerKernelTrials();
 void registerDeviceKernels();
+void registerTwisterTape();
+void registerPhiloxTape();
+void registerReplayFill();
 void registerPartRules();
 void registerComputedValues();
 void registerExternalValues();

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <string_view>
+#include <variant>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -10,9 +12,10 @@
 #include "../../core/deferred_init/state/real_dispatch.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/fills/random_fill.h"
+#include "../../libraries/fills/truncated_fill.h"
 #include "../../libraries/support/recently_shared.h"
 #include "../../libraries/support/stack_utils.h"
-#include "truncated_normals.h"
+#include "replay_fill.h"
 #include "twister_tape.h"
 
 namespace torchext {
@@ -108,17 +111,22 @@ TapePositionPtr takeDrawsOfDropout(const Stack& stack, const Generator& generato
 
 // `trunc_normal_` redraws rejected values, so counting requires drawing: torchext/fake/rejection.py. Unsupported for a
 // target that `normal_` fills number by number, because there the number left over from a pair matters.
-TapePositionPtr takeDrawsOfTruncNormal(const TruncatedNormals& normals,
-                                       const Stack& stack,
-                                       const Generator& generator) {
+TapePositionPtr takeDrawsOfTruncNormal(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
   static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
-  const auto arguments = c10::ArrayRef<IValue>(stack).slice(stack.size() - 6);
+  const auto arguments = argumentsOf(op, stack);
   const Tensor& self = arguments[0].toTensor();
   if (self.numel() < kNormalChunk || !isPlainlyContiguous(self)) {
     return nullptr;
   }
-  if (const auto draws = normals.countDraws(self.numel(), generator)) {
-    return takeDraws(generator, *draws);
+  if (const auto fill = requestedFillOf(op, self.scalar_type(), arguments)) {
+    auto& impl = *generator.get<at::CPUGeneratorImpl>();
+    at::mt19937_data_pod engine = [&impl] {
+      const std::lock_guard lock(impl.mutex_);
+      return impl.engine().data();
+    }();
+    if (const auto draws = fillTruncated(std::get<TruncatedFill>(*fill), nullptr, self.numel(), engine)) {
+      return takeDraws(generator, *draws);
+    }
   }
   Stack counted{self.numel(), self.scalar_type()};
   counted.insert(counted.end(), arguments.begin() + 1, arguments.begin() + 5);
@@ -174,8 +182,8 @@ TapePositionPtr takeDrawsOf(const OperatorHandle& op, const Stack& stack, const 
   if (name == "aten::native_dropout") {
     return takeDrawsOfDropout(stack, generator);
   }
-  if (const auto truncated = TruncatedNormals::of(op, stack)) {
-    return takeDrawsOfTruncNormal(*truncated, stack, generator);
+  if (isTruncNormal(op)) {
+    return takeDrawsOfTruncNormal(op, stack, generator);
   }
   if (!isNormal(name) && !isAffine(op)) {
     return nullptr;

@@ -1,4 +1,9 @@
-#include "philox_tape.h"
+// The tape of Philox, the generator of CUDA: a seed and an offset, which moves by addition. It works on generators of
+// real and fake devices, through the interface of `c10::GeneratorImpl`: NOTE [Moves of CUDA generators].
+//
+// A large tensor gets other values on a device with more or fewer threads. A recording is replayed on the device that
+// it was made for, but processes may have different devices. So the identity of a position includes the thread counts
+// of its device where they matter.
 
 #include <array>
 #include <cstring>
@@ -7,10 +12,12 @@
 #include <optional>
 #include <unordered_map>
 
+#include "../../core/deferred_init/random/tape.h"
 #include "../../libraries/support/device_index.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
 #include "../cuda/philox.h"
+#include "../support/registrations.h"
 
 namespace torchext {
 
@@ -24,6 +31,8 @@ namespace {
 Generator withSameState(const Generator& generator) {
   return generator.graphsafe_get_state();
 }
+
+const Tape& philoxTape();
 
 class PhiloxPosition final : public TapePosition {
  public:
@@ -134,10 +143,14 @@ class PhiloxTape final : public Tape {
 
 const PhiloxTape kPhiloxTape;
 
-}  // namespace
-
 const Tape& philoxTape() {
   return kPhiloxTape;
+}
+
+}  // namespace
+
+void registerPhiloxTape() {
+  setTape(c10::kCUDA, kPhiloxTape);
 }
 
 }  // namespace torchext
