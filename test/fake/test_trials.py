@@ -321,7 +321,7 @@ def test_trusting_kernels_raise_eager_errors(name: str) -> None:
 
 
 # Operators with names that suggest that an earlier call has computed some of their arguments. Each was reviewed: its
-# trusted arguments are in the table of csrc/extensions/trials/trust.cpp, or it has none.
+# trusted arguments are in the table of csrc/extensions/trials/trials.cpp, or it has none.
 REVIEWED = """
 _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _backward _batch_norm_impl_index_backward _cdist_backward
 _convert_weight_to_int4pack_for_cpu _convolution_double_backward _ctc_loss_backward _cudnn_rnn _cudnn_rnn_backward

@@ -1,5 +1,3 @@
-#include "memory_overlap.h"
-
 #include <string>
 
 #include <ATen/MemoryOverlap.h>
@@ -8,6 +6,7 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
+#include "trial_hooks.h"
 
 namespace torchext {
 
@@ -87,7 +86,10 @@ void checkInputs(const OperatorHandle& op, const Tensor& written, const Stack& s
 
 }  // namespace
 
-void checkMemoryOverlap(const OperatorHandle& op, const Stack& stack) {
+// Raises the kernels' error if the call would write to one element several times, or, elementwise, to memory that it
+// also reads as another element (`TensorIteratorBase::compute_mem_overlaps()`). Most Meta kernels do not check, and
+// PyTorch's own functions for it compare data pointers.
+void refuseOverlap(const OperatorHandle& op, const Stack& stack) {
   if (writesRepeatedly(op)) {
     return;
   }

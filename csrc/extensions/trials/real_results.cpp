@@ -1,4 +1,16 @@
-#include "real_results.h"
+// NOTE [Correcting Meta kernels]
+//
+// The dtypes, shapes and strides of Meta kernels sometimes differ from those of the real kernels: many are separate
+// Python functions. A trial of a call (NOTE [Errors of real tensors]) provides real results, which take
+// precedence:
+//
+//   * dtypes always: for example, those of an empty convolution are promoted;
+//   * shapes and strides if the trial had the sizes of the call: `pixel_unshuffle()` returns an empty tensor unchanged,
+//     `zeros_like()` keeps the strides of dimensions of length 1;
+//   * the order of strides if the trial was smaller: `floor_divide()` keeps that of its argument.
+//
+// Trials run on the CPU. For calls on CUDA they correct only strides, and the rules for elementwise CUDA kernels and
+// convolutions are applied last (device_kernels.cpp).
 
 #include <algorithm>
 #include <cstddef>
@@ -13,6 +25,7 @@
 #include <c10/util/irange.h>
 
 #include "../../libraries/support/stack_utils.h"
+#include "trial_hooks.h"
 
 namespace torchext {
 
@@ -20,9 +33,8 @@ namespace {
 
 using Order = c10::SmallVector<std::size_t, c10::kDimVectorStaticSize>;
 
-// Returns the dimensions longer than 1, from the innermost to the outermost, or nothing if the tensor has gaps or
-// overlaps.
-std::optional<Order> orderOfStrides(const Tensor& tensor) {
+// Returns the dimensions longer than 1, from the innermost to the outermost.
+Order orderOfStrides(const Tensor& tensor) {
   Order order;
   for (const auto dim : c10::irange(toSize(tensor.dim()))) {
     if (tensor.sizes()[dim] > 1) {
@@ -31,24 +43,7 @@ std::optional<Order> orderOfStrides(const Tensor& tensor) {
   }
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return tensor.strides()[a] < tensor.strides()[b]; });
-  std::int64_t stride = 1;
-  for (const std::size_t dim : order) {
-    if (tensor.strides()[dim] != stride) {
-      return std::nullopt;
-    }
-    stride *= tensor.sizes()[dim];
-  }
   return order;
-}
-
-c10::DimVector stridesIn(const Order& order, const Tensor& tensor) {
-  c10::DimVector strides(tensor.strides());
-  std::int64_t stride = 1;
-  for (const std::size_t dim : order) {
-    strides[dim] = stride;
-    stride *= tensor.sizes()[dim];
-  }
-  return strides;
 }
 
 Tensor corrected(const Tensor& meta, const Tensor& real, bool has_sizes) {
@@ -65,12 +60,8 @@ std::vector<Tensor> tensorsIn(const IValue& value) {
   return tensors;
 }
 
-bool isUndefined(const IValue& value) {
-  return value.isTensor() && !value.toTensor().defined();
-}
-
 IValue corrected(const IValue& meta, const IValue& real, bool has_sizes) {
-  if (meta.isTensor() && isUndefined(real)) {
+  if (meta.isTensor() && real.isTensor() && !real.toTensor().defined()) {
     return real;
   }
   const std::vector<Tensor> real_tensors = tensorsIn(real);
@@ -112,14 +103,24 @@ void correctIf(const Condition& condition, const RealResults& real, const Operat
 }  // namespace
 
 c10::DimVector stridesLike(const Tensor& real, const Tensor& meta) {
-  const auto order = real.dim() == meta.dim() && meta.numel() > 0 ? orderOfStrides(real) : std::nullopt;
-  const auto of_meta = order ? orderOfStrides(meta) : std::nullopt;
-  const bool is_known = of_meta && order->size() == of_meta->size() &&
-                        std::is_permutation(order->begin(), order->end(), of_meta->begin());
-  return is_known && *order != *of_meta ? stridesIn(*order, meta) : c10::DimVector(meta.strides());
+  c10::DimVector strides(meta.strides());
+  if (real.dim() != meta.dim() || meta.numel() == 0 || !real.is_non_overlapping_and_dense() ||
+      !meta.is_non_overlapping_and_dense()) {
+    return strides;
+  }
+  const Order order = orderOfStrides(real);
+  const Order of_meta = orderOfStrides(meta);
+  if (std::is_permutation(order.begin(), order.end(), of_meta.begin(), of_meta.end())) {
+    std::int64_t stride = 1;
+    for (const std::size_t dim : order) {
+      strides[dim] = stride;
+      stride *= meta.sizes()[dim];
+    }
+  }
+  return strides;
 }
 
-bool agrees(const RealResults& real, const OperatorHandle& op, c10::ArrayRef<IValue> results) {
+bool agrees(const RealResults& real, const OperatorHandle& op, Arguments results) {
   const std::size_t num_returns = op.schema().returns().size();
   if (real.values.size() != results.size()) {
     return true;  // the trial has no results
@@ -133,10 +134,12 @@ bool agrees(const RealResults& real, const OperatorHandle& op, c10::ArrayRef<IVa
                     hasChangedAlike);
 }
 
+// Skips results that are arguments or views.
 void correctByReal(const RealResults& real, const OperatorHandle& op, Stack& stack) {
   correctIf([](const IValue& /*meta*/, const IValue& /*real*/) { return true; }, real, op, stack);
 }
 
+// Only for results that otherwise agree with the Meta kernel's.
 void correctStridesByReal(const RealResults& real, const OperatorHandle& op, Stack& stack) {
   const auto differs_in_strides_only = [&real](const IValue& meta, const IValue& found) {
     if (!meta.isTensor() || !found.isTensor() || !meta.toTensor().defined() || !found.toTensor().defined()) {

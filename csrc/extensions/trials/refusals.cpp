@@ -1,4 +1,21 @@
-#include "refusals.h"
+// NOTE [Errors of real tensors]
+//
+// A Meta kernel checks less than the real kernel, and its messages differ. Real kernels check before they compute, so
+// they are the best source of errors for real tensors. A call that has not been made before is therefore tried out on
+// stand-ins: small real tensors of the same shapes, strides and dtypes (stand_ins.h). If the kernel raises an error,
+// the fake call raises it.
+//
+//   * Values do not exist, so an error counts only if it does not depend on them: it is the same for all fills, or
+//     concerns dtypes.
+//   * A call that is too large is tried out with smaller sizes: NOTE [Smaller calls]. An error counts if the same call
+//     passes with common dtypes: then it concerns dtypes, regardless of sizes. Otherwise the call is tried out at its
+//     own sizes if its arguments are affordable, up to the point where its kernel allocates a large result.
+//   * If the Meta kernel has raised an error, the call is most likely wrong. It may then be larger, because its kernel
+//     will not compute.
+//   * Only PyTorch's own CPU kernels are run, and none that would draw from a user's generator or that trusts an
+//     argument: NOTE [Preconditions of kernels].
+//
+// Calls that have passed or were refused are remembered, and not tried out again.
 
 #include <algorithm>
 #include <array>
@@ -27,11 +44,9 @@
 #include "../../libraries/support/stack_utils.h"
 #include "../kernels/device_checks.h"
 #include "../support/allocation_limit.h"
-#include "real_results.h"
-#include "size_scale.h"
 #include "stand_ins.h"
+#include "trial_hooks.h"
 #include "trials.h"
-#include "trust.h"
 
 namespace torchext {
 
@@ -46,9 +61,9 @@ namespace {
 //
 //   kMetaKernelAccepts                        tryOutAfterMeta
 //     an ATen operator without a CPU kernel     refuseWithoutCpuKernel
-//     a factory                                 tryOutFactory: at its own size, or with small requested sizes
-//     a recurrent layer of oneDNN               tryOutLayer: at its own size, or with small sizes
 //     a cheap call                              tryOutAtOwnSize
+//     a factory                                 with small requested sizes
+//     a recurrent layer of oneDNN               with small sizes
 //     all others                                tryOutScaled
 //       a convolution                             tryOutSmallConvolution
 //       an operator that trusts its sizes         tryOutAtOwnSize, or tryOutOneGroup
@@ -67,7 +82,6 @@ constexpr std::size_t kMostBytes = std::size_t{1} << 28U;
 // The same for a trial of a call whose results are unknown.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 19U;
 
-// The kernels of these operators require strides that are a multiple of some number of bytes, unlike divided sizes.
 const OperatorSet checksAlignment{
     "require strides that are a multiple of some number of bytes, unlike divided sizes",
     {"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_mm", "aten::_scaled_mm_v2"}};
@@ -81,10 +95,6 @@ bool makesTensorsWithoutTensors(const OperatorHandle& op) {
                   argument.type()->isSubtypeOf(*c10::ListType::ofTensors()) ||
                   argument.type()->isSubtypeOf(*c10::ListType::ofOptionalTensors());
          });
-}
-
-bool isOnCuda(ArrayRef<IValue> arguments) {
-  return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
 }
 
 // The locations of checks that CPU and CUDA kernels share: those of structured kernels and their outputs, of
@@ -185,27 +195,6 @@ Stack raiseOrReturn(const OperatorHandle& op, ArrayRef<IValue> arguments, Outcom
   return std::move(outcome.results);
 }
 
-// Returns a scale that makes the call cheap, or as cheap as possible.
-SizeScale scaleFor(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
-  const std::vector<int64_t> numbers = numbersOf(op, arguments, results);
-  const auto is_cheap = [&](const SizeScale& scale) {
-    return countElements(arguments, scale) + countElements(results, scale) <= kCheap;
-  };
-  for (int64_t divisor = 2; !numbers.empty() && divisor <= numbers.back() / 2; divisor *= 2) {
-    auto scale = SizeScale::dividing(numbers, divisor);
-    if (scale && is_cheap(*scale)) {
-      return *std::move(scale);
-    }
-  }
-  for (const int64_t kept : {64, 32, 16}) {
-    SizeScale scale = SizeScale::compressing(numbers, kept);
-    if (is_cheap(scale)) {
-      return scale;
-    }
-  }
-  return SizeScale::compressing(numbers, SizeScale::kLeastKept);
-}
-
 RealResults tryOutAtOwnSize(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   return {raiseOrReturn(op, arguments, outcomeOf(op, arguments, {})), /*has_sizes=*/true};
 }
@@ -276,7 +265,7 @@ RealResults tryOutScaled(const OperatorHandle& op, ArrayRef<IValue> arguments, A
   if (trustOf(op) == Trust::kSizes) {
     return size <= kModest ? tryOutAtOwnSize(op, arguments) : tryOutOneGroup(op, arguments);
   }
-  const SizeScale scale = scaleFor(op, arguments, results);
+  const SizeScale scale = scaleFor(op, arguments, results, kCheap);
   if (countElements(arguments, scale) + countElements(results, scale) > kAffordable) {
     return {};
   }
@@ -330,14 +319,6 @@ double countRequested(const OperatorHandle& op, ArrayRef<IValue> arguments) {
                          [](double count, int64_t size) { return count * static_cast<double>(size); });
 }
 
-RealResults tryOutFactory(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
-  if (size <= kCheap) {
-    return tryOutAtOwnSize(op, arguments);
-  }
-  const auto small = withSmallSize(op, arguments);
-  return small ? RealResults{raiseOrReturn(op, *small, outcomeOf(op, *small, {}))} : RealResults{};
-}
-
 // Returns the arguments of a recurrent layer with all sizes except for the gates set to 1. oneDNN refuses dtypes
 // regardless of the sizes, and a layer is slow: each step multiplies all weights.
 std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -362,27 +343,21 @@ std::optional<Stack> withSmallLayer(const OperatorHandle& op, ArrayRef<IValue> a
   return small;
 }
 
-RealResults tryOutLayer(const OperatorHandle& op, ArrayRef<IValue> arguments, double size) {
-  if (size <= kCheap) {
-    return tryOutAtOwnSize(op, arguments);
-  }
-  if (const auto small = withSmallLayer(op, arguments)) {
-    raiseOrReturn(op, *small, outcomeOf(op, *small, {}));
-  }
-  return {};
-}
-
 RealResults tryOutAffordably(const OperatorHandle& op,
                              ArrayRef<IValue> arguments,
                              ArrayRef<IValue> results,
                              double size) {
-  if (makesTensorsWithoutTensors(op)) {
-    return tryOutFactory(op, arguments, size);
+  if (size <= kCheap) {
+    return tryOutAtOwnSize(op, arguments);
   }
-  if (op.schema().name() == "aten::mkldnn_rnn_layer") {
-    return tryOutLayer(op, arguments, size);
+  const bool is_factory = makesTensorsWithoutTensors(op);
+  const bool is_layer = op.schema().name() == "aten::mkldnn_rnn_layer";
+  if (!is_factory && !is_layer) {
+    return tryOutScaled(op, arguments, results, size);
   }
-  return size <= kCheap ? tryOutAtOwnSize(op, arguments) : tryOutScaled(op, arguments, results, size);
+  const auto small = is_factory ? withSmallSize(op, arguments) : withSmallLayer(op, arguments);
+  Stack values = small ? raiseOrReturn(op, *small, outcomeOf(op, *small, {})) : Stack{};
+  return is_factory ? RealResults{std::move(values)} : RealResults{};
 }
 
 // Returns the largest integer among the arguments. It may be a size that exceeds memory, such as `minlength` of
@@ -450,10 +425,7 @@ RealResults tryOutWithoutValues(const OperatorHandle& op, ArrayRef<IValue> argum
 
 }  // namespace
 
-RealResults tryOut(TrialReason reason,
-                   const OperatorHandle& op,
-                   ArrayRef<IValue> arguments,
-                   ArrayRef<IValue> meta_results) {
+RealResults tryOut(TrialReason reason, const OperatorHandle& op, Arguments arguments, Arguments meta_results) {
   switch (reason) {
     case TrialReason::kMetaKernelAccepts:
       return tryOutAfterMeta(op, arguments, meta_results);

@@ -2,22 +2,26 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <iterator>
 #include <numeric>
+#include <set>
 #include <string>
+#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/fill_ops.h>
 #include <c10/util/irange.h>
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/meta/recipe_builder.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
+#include "../../libraries/support/included_key.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
-#include "trust.h"
+#include "trials.h"
 
 namespace torchext {
 
@@ -39,77 +43,36 @@ ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
   return c10::isIntegralType(dtype, /*includeBool=*/false) ? ScalarType::Long : ScalarType::Float;
 }
 
-// The bytes of the number 1.
-struct One {
-  std::array<std::byte, 16> bytes{};
-  std::size_t size = 0;
-
-  explicit One(ScalarType dtype) : size{c10::elementSize(dtype)} {
-    const auto set = [this](auto one) { std::memcpy(bytes.data(), &one, sizeof(one)); };
-    switch (dtype) {
-#define TORCHEXT_SET_ONE(Type, Name) \
-  case ScalarType::Name:             \
-    set(static_cast<Type>(1));       \
-    break;
-      AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TORCHEXT_SET_ONE)
-#undef TORCHEXT_SET_ONE
-      default:
-        break;  // unused in computations: stays 0
-    }
-  }
-
-  void writeTo(std::byte* address) const {
-    std::memcpy(address, bytes.data(), size);
-  }
-};
-
-std::byte* dataOf(const Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.storage().mutable_data());
-}
-
-// Fills the whole storage, since the tensor may be expanded.
-void fillWithOnes(const Tensor& tensor) {
-  const One one{tensor.scalar_type()};
-  std::byte* data = dataOf(tensor);
-  for (std::size_t i = 0; i + one.size <= tensor.storage().nbytes(); i += one.size) {
-    one.writeTo(data + i);
-  }
-}
-
-// Writes ones to the diagonals of all matrices in `tensor`.
-void fillWithIdentity(const Tensor& tensor) {
-  if (tensor.dim() < 2) {
-    fillWithOnes(tensor);
-    return;
-  }
-  if (tensor.numel() == 0) {
-    return;
-  }
-  const One one{tensor.scalar_type()};
-  std::byte* data = dataOf(tensor) + toSize(tensor.storage_offset()) * one.size;
-  const int64_t diagonal = std::min(tensor.size(-1), tensor.size(-2));
-  const int64_t matrices = tensor.numel() / (tensor.size(-1) * tensor.size(-2));
-  for (const auto matrix : c10::irange(matrices)) {
-    int64_t position = 0;
-    int64_t rest = matrix;
-    for (int64_t dim = tensor.dim() - 3; dim >= 0; --dim) {
-      position += rest % tensor.size(dim) * tensor.stride(dim);
-      rest /= tensor.size(dim);
-    }
-    for (const auto i : c10::irange(diagonal)) {
-      const int64_t element = position + i * (tensor.stride(-1) + tensor.stride(-2));
-      one.writeTo(data + toSize(element) * one.size);
-    }
+// Writes ones to these elements of the storage of `tensor`, which may be expanded. Other dtypes are unused in
+// computations.
+void writeOnes(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t storage_offset) {
+  const ScalarType dtype = tensor.scalar_type();
+  const bool is_integral = c10::isIntegralType(dtype, /*includeBool=*/true) && !c10::isBarebonesUnsignedType(dtype);
+  const bool is_floating = c10::isFloatingType(dtype) && dtype != ScalarType::Float4_e2m1fn_x2;
+  if (is_integral || is_floating || c10::isComplexType(dtype)) {
+    const KernelsOnly guard;
+    Tensor elements = makeStridedTensor(tensor.storage(), dtype, sizes, strides, storage_offset, {});
+    at::_ops::fill__Scalar::redispatch(KernelsOnly::kCpu, elements, 1);
   }
 }
 
 void fill(const Tensor& tensor, Fill fill) {
   const bool has_fraction = c10::isFloatingType(tensor.scalar_type()) || c10::isComplexType(tensor.scalar_type());
-  if (fill == Fill::kOnes) {
-    fillWithOnes(tensor);
-  } else if (fill == Fill::kIdentity && has_fraction) {
-    fillWithIdentity(tensor);
+  if (fill == Fill::kZeros || (fill == Fill::kIdentity && !has_fraction)) {
+    return;
   }
+  if (fill == Fill::kOnes || tensor.dim() < 2) {
+    writeOnes(tensor, {toSigned(tensor.storage().nbytes() / tensor.itemsize())}, {1}, 0);
+    return;
+  }
+  // The diagonals of all matrices.
+  c10::DimVector sizes(tensor.sizes());
+  c10::DimVector strides(tensor.strides());
+  sizes.pop_back();
+  strides.pop_back();
+  sizes.back() = std::min(tensor.size(-1), tensor.size(-2));
+  strides.back() += tensor.stride(-1);
+  writeOnes(tensor, sizes, strides, tensor.storage_offset());
 }
 
 // Copies `value`, which has the strides of `tensor`. Expanded dimensions cannot be written, so only their first element
@@ -353,33 +316,6 @@ Stack standInsOf(const OperatorHandle& op,
   return stack;
 }
 
-std::vector<int64_t> numbersOf(const OperatorHandle& op,
-                               c10::ArrayRef<IValue> arguments,
-                               c10::ArrayRef<IValue> results) {
-  std::vector<int64_t> numbers;
-  const auto add_sizes = [&numbers](const Tensor& tensor) {
-    numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
-  };
-  forEachTensor(arguments, add_sizes);
-  forEachTensor(results, add_sizes);
-  for (const auto i : c10::irange(arguments.size())) {
-    if (!mayBeSize(op.schema().arguments()[i])) {
-      continue;
-    }
-    if (arguments[i].isInt()) {
-      numbers.push_back(arguments[i].toInt());
-    } else if (arguments[i].isIntList()) {
-      const std::vector<int64_t> list = arguments[i].toIntVector();
-      numbers.insert(numbers.end(), list.begin(), list.end());
-    }
-  }
-  numbers.erase(std::remove_if(numbers.begin(), numbers.end(), [](int64_t number) { return number <= 0; }),
-                numbers.end());
-  std::sort(numbers.begin(), numbers.end());
-  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
-  return numbers;
-}
-
 double countElements(c10::ArrayRef<IValue> values, const SizeScale& scale) {
   double count = 0;
   forEachTensor(values, [&](const Tensor& tensor) {
@@ -391,6 +327,142 @@ double countElements(c10::ArrayRef<IValue> values, const SizeScale& scale) {
     count += is_spread ? std::max(elements, extentOf(tensor)) : elements;
   });
   return count;
+}
+
+// NOTE [Smaller calls]
+//
+// A call that is too large for a trial is tried out with smaller numbers. It must pass, fail and lay out its results as
+// the original call does, so the numbers keep their relations:
+//
+//   * Equal numbers stay equal, and a larger number stays larger: a size of 128 and an `output_size` of 64 must not
+//     both become 64. Also, of two dimensions with equal strides, the shorter one counts as the inner one
+//     (`TensorIteratorBase::reorder_dimensions()`).
+//   * A multiple of another number stays a multiple, and other numbers do not become multiples.
+//   * Even numbers stay even.
+//   * Numbers with a small difference keep it, and others differ by more: a diagonal of 209 elements fits into a matrix
+//     of 211, from `offset=2` on, and one of 183 does not.
+//
+// Dividing all large sizes by a power of two also keeps sums and products, so it is tried first. Otherwise each large
+// number becomes the smallest one that has these relations to those before it. Sums and products are lost then, and a
+// call that fails for that reason is tried out at its own size.
+namespace {
+
+using Images = std::map<int64_t, int64_t>;
+
+// Numbers up to this one may be dimensions.
+constexpr int64_t kLeastKept = 8;
+
+// Numbers up to this one stay unchanged where other numbers are divided, unless they can be divided.
+constexpr int64_t kSmallSize = 64;
+
+// Images are at least this large, which leaves room for kernels of the usual sizes.
+constexpr int64_t kLeastImage = 17;
+
+// Numbers that differ by at most this keep their difference. The images of others differ by more.
+constexpr int64_t kNear = 8;
+
+constexpr int64_t kMostTried = 4096;
+
+bool isMultiple(int64_t number, int64_t factor) {
+  return number % factor == 0;
+}
+
+// `number` must be larger than all numbers in `images`.
+bool keepsRelations(const Images& images, int64_t number, int64_t image) {
+  return (images.empty() || image > images.rbegin()->second) && isMultiple(number, 2) == isMultiple(image, 2) &&
+         std::all_of(images.begin(), images.end(), [&](const auto& smaller) {
+           const int64_t difference = number - smaller.first;
+           const int64_t difference_of_images = image - smaller.second;
+           const bool keeps_distance =
+               difference <= kNear ? difference_of_images == difference : difference_of_images > kNear;
+           return keeps_distance &&
+                  (smaller.first < 2 || isMultiple(number, smaller.first) == isMultiple(image, smaller.second));
+         });
+}
+
+// Returns `number` itself if no smaller number has the same relations.
+int64_t smallestLike(const Images& images, int64_t number, int64_t least) {
+  const int64_t first = images.empty() ? least : std::max(least, images.rbegin()->second + 1);
+  const int64_t end = std::min(number, first + kMostTried);
+  for (int64_t image = first; image < end; ++image) {
+    if (keepsRelations(images, number, image)) {
+      return image;
+    }
+  }
+  return number;
+}
+
+// Divides multiples of `divisor`, and replaces other large numbers. Returns nothing if a relation would change.
+std::optional<SizeScale> dividing(const std::set<int64_t>& numbers, int64_t divisor) {
+  Images images;
+  for (const int64_t number : numbers) {
+    int64_t image = number;
+    if (number > kLeastKept && isMultiple(number, divisor) && number / divisor >= 2) {
+      image = number / divisor;
+    } else if (number > kSmallSize) {
+      image = smallestLike(images, number, kLeastImage);
+    }
+    if (!keepsRelations(images, number, image)) {
+      return std::nullopt;
+    }
+    images[number] = image;
+  }
+  return SizeScale{std::move(images)};
+}
+
+// Replaces the numbers that are larger than `kept`.
+SizeScale compressing(const std::set<int64_t>& numbers, int64_t kept) {
+  Images images;
+  for (const int64_t number : numbers) {
+    images[number] = number <= kept ? number : smallestLike(images, number, std::min(kept + 1, kLeastImage));
+  }
+  return SizeScale{std::move(images)};
+}
+
+// Returns the numbers of a call that smaller stand-ins may replace: the sizes of its arguments and results, and the
+// arguments that may be sizes.
+std::set<int64_t> numbersOf(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
+  std::set<int64_t> numbers;
+  const auto add = [&numbers](c10::IntArrayRef more) {
+    std::copy_if(more.begin(), more.end(), std::inserter(numbers, numbers.end()), [](int64_t one) { return one > 0; });
+  };
+  const auto add_sizes = [&add](const Tensor& tensor) { add(tensor.sizes()); };
+  forEachTensor(arguments, add_sizes);
+  forEachTensor(results, add_sizes);
+  for (const auto i : c10::irange(arguments.size())) {
+    const bool may_be_size = mayBeSize(op.schema().arguments()[i]);
+    if (may_be_size && arguments[i].isInt()) {
+      add(arguments[i].toInt());
+    } else if (may_be_size && arguments[i].isIntList()) {
+      add(arguments[i].toIntVector());
+    }
+  }
+  return numbers;
+}
+
+}  // namespace
+
+SizeScale scaleFor(const OperatorHandle& op,
+                   ArrayRef<IValue> arguments,
+                   ArrayRef<IValue> results,
+                   double max_elements) {
+  const std::set<int64_t> numbers = numbersOf(op, arguments, results);
+  const auto is_small = [&](const SizeScale& scale) {
+    return countElements(arguments, scale) + countElements(results, scale) <= max_elements;
+  };
+  for (int64_t divisor = 2; !numbers.empty() && divisor <= *numbers.rbegin() / 2; divisor *= 2) {
+    const auto scale = dividing(numbers, divisor);
+    if (scale && is_small(*scale)) {
+      return *scale;
+    }
+  }
+  for (const int64_t kept : {64, 32, 16}) {
+    const SizeScale scale = compressing(numbers, kept);
+    if (is_small(scale)) {
+      return scale;
+    }
+  }
+  return compressing(numbers, kLeastKept);
 }
 
 }  // namespace torchext

@@ -1,18 +1,40 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <vector>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ArrayRef.h>
 
 #include "../../libraries/support/stack_utils.h"
 #include "../../libraries/support/substitution.h"
-#include "size_scale.h"
 
 namespace torchext {
+
+// The numbers of a smaller call in place of those of a call: NOTE [Smaller calls].
+class SizeScale {
+ public:
+  // Keeps all numbers.
+  SizeScale() = default;
+  explicit SizeScale(std::map<int64_t, int64_t> images) : images_{std::move(images)} {}
+
+  // Returns the image of `number`.
+  int64_t of(int64_t number) const {
+    const auto found = images_.find(number);
+    return found == images_.end() ? number : found->second;
+  }
+
+  bool keepsAll() const noexcept {
+    return images_.empty();
+  }
+
+ private:
+  std::map<int64_t, int64_t> images_;
+};
 
 // The values of stand-ins. An error that occurs with all of them does not depend on values.
 enum class Fill : std::uint8_t {
@@ -51,13 +73,13 @@ torch::jit::Stack standInsOf(const c10::OperatorHandle& op,
                              const Likeness& likeness,
                              Substitution& pairs);
 
-// Returns the distinct numbers of a call that smaller stand-ins may replace, in ascending order: the sizes of its
-// arguments and results, and the arguments that may be sizes.
-std::vector<int64_t> numbersOf(const c10::OperatorHandle& op,
-                               c10::ArrayRef<c10::IValue> arguments,
-                               c10::ArrayRef<c10::IValue> results);
-
 // Returns the total number of elements in the memory of the stand-ins of `values`, as precisely as a `double` allows.
 double countElements(c10::ArrayRef<c10::IValue> values, const SizeScale& scale);
+
+// Returns a scale with which arguments and results have at most `max_elements` elements, or as few as possible.
+SizeScale scaleFor(const c10::OperatorHandle& op,
+                   c10::ArrayRef<c10::IValue> arguments,
+                   c10::ArrayRef<c10::IValue> results,
+                   double max_elements);
 
 }  // namespace torchext

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/ConvUtils.h>
 
@@ -19,8 +20,6 @@
 #include "../../libraries/support/pointer_numbers.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../support/kernel_threads.h"
-#include "real_results.h"
-#include "trust.h"
 
 namespace torchext {
 
@@ -57,6 +56,41 @@ bool canStandIn(const IValue& value) {
 // Returns true for the operator that opens a file, and creates it if it does not exist.
 bool hasEffects(const OperatorHandle& op) {
   return op.schema().name() == "aten::from_file";
+}
+
+bool haveElements(ArrayRef<IValue> arguments) {
+  return !hasTensor(arguments, [](const Tensor& tensor) { return tensor.numel() == 0; });
+}
+
+// (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, is_training, ...). The values that the
+// forward operator saved are read only in training, and are empty otherwise.
+bool haveStatistics(ArrayRef<IValue> arguments) {
+  constexpr std::size_t kFirst = 2;
+  constexpr std::size_t kSaved = 5;
+  constexpr std::size_t kIsTraining = 7;
+  const Tensor& input = arguments[1].toTensor();
+  const std::size_t end = arguments[kIsTraining].toBool() ? kIsTraining : kSaved;
+  return input.dim() > 1 && !hasTensor(arguments.slice(kFirst, end - kFirst),
+                                       [&input](const Tensor& tensor) { return tensor.numel() != input.size(1); });
+}
+
+// Returns true if a call with these arguments may be tried out, at its own sizes or at smaller ones.
+bool mayBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  switch (trustOf(op)) {
+    case Trust::kBuffers:
+      return false;
+    case Trust::kIndices:
+      return haveElements(arguments) && !isOnCuda(arguments);
+    case Trust::kStatistics:
+      return haveStatistics(arguments) && !isOnCuda(arguments);
+    case Trust::kSizes:
+    case Trust::kForward:
+      return !isOnCuda(arguments);
+    case Trust::kSegments:  // the kernel checks all lengths: see `skipsChecks()`
+    case Trust::kNothing:
+      break;
+  }
+  return true;
 }
 
 // Returns true if the arguments are on several devices. A tensor without dimensions may always be on the CPU.
@@ -140,11 +174,57 @@ constexpr std::size_t kMostChanged = 8;
 
 }  // namespace
 
+const OperatorTable<Trust> trustOf{
+    "have kernels that trust results of an earlier call",
+    {
+        {Trust::kBuffers,
+         {"aten::mkldnn_rnn_layer_backward",
+          "aten::_convert_weight_to_int4pack",
+          "aten::_convert_weight_to_int4pack_for_cpu",
+          "aten::_dyn_quant_matmul_4bit",
+          "aten::_dyn_quant_pack_4bit_weight",
+          "aten::_weight_int4pack_mm",
+          "aten::_weight_int4pack_mm_for_cpu",
+          "aten::_weight_int4pack_mm_with_scales_and_zeros",
+          "aten::_weight_int8pack_mm",
+          "aten::_ctc_loss_backward",
+          "aten::_segment_reduce_backward",
+          "aten::_embedding_bag_backward",
+          "aten::_embedding_bag_dense_backward",
+          "aten::_embedding_bag_per_sample_weights_backward",
+          "aten::convolution_backward",
+          "aten::convolution_backward_overrideable",
+          "aten::_slow_conv2d_backward",
+          "aten::_grid_sampler_2d_cpu_fallback_backward",
+          "aten::_nnpack_spatial_convolution",
+          "aten::masked_scatter_backward"}},
+        {Trust::kSizes,
+         {"aten::native_group_norm", "aten::native_group_norm_backward", "aten::_fft_c2r", "aten::_cdist_backward",
+          "aten::_pdist_backward", "aten::unfold_backward", "aten::slice_backward", "aten::select_backward",
+          "aten::diagonal_backward"}},
+        {Trust::kIndices,
+         {"aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward",
+          "aten::adaptive_max_pool2d_backward", "aten::adaptive_max_pool3d_backward",
+          "aten::fractional_max_pool2d_backward", "aten::fractional_max_pool3d_backward",
+          "aten::embedding_dense_backward", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
+          "aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward"}},
+        {Trust::kSegments, {"aten::segment_reduce"}},
+        {Trust::kStatistics, {"aten::batch_norm_backward", "aten::native_batch_norm_backward"}},
+        {Trust::kForward,
+         {"aten::log_sigmoid_backward", "aten::native_layer_norm_backward", "aten::_softmax_backward_data",
+          "aten::_log_softmax_backward_data", "aten::_masked_softmax_backward", "aten::_weight_norm_interface_backward",
+          "aten::_scaled_dot_product_flash_attention_for_cpu_backward", "aten::_prelu_kernel_backward"}},
+    }};
+
 // Enough pivots, zero points between two arguments, different diagonals.
 const OperatorSet expectsValues{
     "expect values that no fill provides",
     {"aten::lu_unpack", "aten::fake_quantize_per_channel_affine", "aten::fake_quantize_per_channel_affine_cachemask",
      "aten::_spdiags", "aten::_padded_dense_to_jagged_forward"}};
+
+bool isOnCuda(ArrayRef<IValue> arguments) {
+  return hasTensor(arguments, [](const Tensor& tensor) { return tensor.is_cuda(); });
+}
 
 bool canBeTriedOut(const OperatorHandle& op, ArrayRef<IValue> arguments, bool knows_integers) {
   return hasOwnCpuKernel(op) && !op.hasTag(at::Tag::inplace_view) &&

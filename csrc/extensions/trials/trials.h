@@ -3,20 +3,22 @@
 // Trials of calls on stand-ins: NOTE [Errors of real tensors]. Functions may be called from several threads.
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 
 #include "../../core/fake/calls/recording.h"
 #include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
-#include "size_scale.h"
 #include "stand_ins.h"
 
 namespace torchext {
@@ -78,6 +80,9 @@ inline bool isConvolution(const c10::OperatorHandle& op) {
   return op.schema().name() == "aten::convolution";
 }
 
+// Returns true if an argument is on CUDA.
+bool isOnCuda(c10::ArrayRef<c10::IValue> arguments);
+
 // The kernels of these operators expect values that no fill provides.
 extern const OperatorSet expectsValues;
 
@@ -97,5 +102,25 @@ void rememberPassed(std::size_t hash);
 
 // Returns true if the call passes with common dtypes, or with another dtype of one tensor.
 bool passesWithOtherDtypes(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const SizeScale& scale);
+
+// NOTE [Preconditions of kernels]
+//
+// A kernel checks the arguments of users, but not always the results of earlier calls: a backward kernel trusts the
+// results of its forward kernel, and a library trusts its own buffers. Meta kernels may make such tensors of any size,
+// and a trial would access memory beyond them. So a table lists the operators whose kernels trust an argument, and the
+// kind of trust. All others are tried out.
+
+enum class Trust : std::uint8_t {
+  kNothing,
+  kBuffers,     // the sizes or contents of buffers: never tried out
+  kSizes,       // sums or products of sizes: tried out only at their own sizes, if these are modest
+  kIndices,     // positions: tried out with zeros, which are valid positions
+  kStatistics,  // one per channel: tried out on the CPU if the numbers match
+  kSegments,    // lengths: unknown ones are tried out unchecked, if there is a row of them for each row of the data
+  kForward,     // CPU forward results, which differ on CUDA: tried out only on the CPU
+};
+
+// The arguments that the CPU kernel of an operator trusts.
+extern const OperatorTable<Trust> trustOf;
 
 }  // namespace torchext

@@ -1,4 +1,13 @@
-#include "zeros_call.h"
+// NOTE [Running the CPU kernel]
+//
+// A few dozen PyTorch operators have no Meta kernel (`geqrf`, `histogram`, the backward operators of some losses). The
+// metadata of their results do not depend on values: operators with value-dependent results have a tag or are handled
+// by `needsValues()`, and test_zeros_call.py lists the others. So their CPU kernel is run once on zeros, regardless of
+// the claimed device, and the result is cached like that of a Meta kernel. `FakeTensorMode` does the same
+// (`run_fallback_kernel`). As there, only PyTorch's own operators are run. Random operators get a private generator.
+//
+// The zeros occupy no memory until they are written, but the results do, and kernels can be slow. Calls with more than
+// kMaxZeroBytes of arguments are not run.
 
 #include <algorithm>
 #include <array>
@@ -18,6 +27,7 @@
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "stand_ins.h"
+#include "trial_hooks.h"
 
 namespace torchext {
 
@@ -26,6 +36,8 @@ using c10::DispatchKeySet;
 using c10::Storage;
 
 namespace {
+
+constexpr std::size_t kMaxZeroBytes = std::size_t{1} << 30U;
 
 // Returns the size of the storage of `tensor` in bytes, or the size that it should have if it is too small for the
 // tensor.

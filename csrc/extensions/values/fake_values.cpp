@@ -24,7 +24,6 @@
 #include "../support/allocation_limit.h"
 #include "../support/registrations.h"
 #include "../trials/trials.h"
-#include "../trials/trust.h"
 #include "assumed_values.h"
 #include "assumptions.h"
 #include "follow_values.h"
