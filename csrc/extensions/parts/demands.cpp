@@ -1,4 +1,19 @@
-#include "demands.h"
+// NOTE [Demand by parts]
+//
+// Determines the needed parts of each value: NOTE [Parts of storages]. A shard is a tensor that reads a part of another
+// one, as in `weight[:n].clone()`, so the operators themselves express the demand: all of the shard.
+//
+// `DemandPass` visits readers before writers. An operator that can run for a part demands only the elements that it
+// reads for that part. Any other operator demands all that it reads, plus enough around it that the tensors keep their
+// strides. An operator that writes into a storage demands the rest of the part from the value before. So consecutive
+// values of a storage have the same parts, or larger ones.
+//
+// Parts that are close to each other are merged; distant ones are computed separately. If most of a value is needed,
+// all of it is computed.
+//
+// Liveness works on bytes and demands on boxes, because the requirements differ. Whether a write is dead must be exact
+// for any tensor: with one byte too many, an operator might run that has no generator to draw from. The computed part
+// may be larger than the demand, but it must be memory that kernels can take.
 
 #include <algorithm>
 #include <memory>
@@ -10,6 +25,7 @@
 #include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/support/sizes.h"
 #include "part_rules.h"
+#include "parts_hook.h"
 #include "value_parts.h"
 
 namespace torchext {
@@ -159,7 +175,7 @@ class DemandPass {
   void visit(const LiveOperator& live, PartRule rule);
   void visitOutput(const LiveOperator& live, std::size_t output, PartRule rule);
   void requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule);
-  RequestedBoxes widenedForParts(const LiveOperator& live, const RequestedBoxes& requested, PartRule rule);
+  RequestedBoxes widenedForParts(const LiveOperator& live, RequestedBoxes widened, PartRule rule);
   Box widenedForPart(const LiveOperator& live, Box box, PartRule rule);
   void widenForAll(const LiveOperator& live, std::size_t output, PartRule rule);
 
@@ -293,11 +309,7 @@ void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartR
 }
 
 // Requests the elements that the operator reads to write those in the boxes. Returns boxes with all that it writes.
-RequestedBoxes DemandPass::widenedForParts(const LiveOperator& live, const RequestedBoxes& requested, PartRule rule) {
-  RequestedBoxes widened;
-  for (const Box& box : requested.boxes()) {
-    widened.add(box);
-  }
+RequestedBoxes DemandPass::widenedForParts(const LiveOperator& live, RequestedBoxes widened, PartRule rule) {
   // A box that is merged from widened ones may be too narrow again. Each turn replaces a box by a wider one, and no
   // box contains another, so the requested elements grow until none is missing.
   for (bool is_done = false; !is_done;) {
@@ -381,6 +393,7 @@ void DemandPass::requestTensor(const LiveOperator& live, std::size_t tensor, Par
 
 }  // namespace
 
+// Takes time linear in the number of operators, and in the number of boxes of each.
 std::vector<Demand> demandsByParts(const LiveGraph& graph) {
   if (std::any_of(graph.operators.begin(), graph.operators.end(), readsAnyPart)) {
     return DemandPass{graph}.run();

@@ -1,4 +1,4 @@
-#include "part_calls.h"
+// Runs operators for parts: NOTE [Operators that compute parts].
 
 #include <algorithm>
 #include <optional>
@@ -11,6 +11,8 @@
 #include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/support/stack_utils.h"
+#include "part_rules.h"
+#include "parts_hook.h"
 #include "value_parts.h"
 
 namespace torchext {

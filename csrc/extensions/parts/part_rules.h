@@ -32,7 +32,7 @@ namespace torchext {
 // arguments do not allow one: kElementwise from kArithmetic to kWhere, kAnyLayout from kRearrange, kConstant from
 // kZeros to kFull and for uninitialized memory, kConcatenation from kConcatenate and kStack, and kPadding from kPad.
 // Random fills are kNone here, and have their rule by `partialFillOf()`. Steps on a stretch of a random fill are
-// elementwise kinds as well: elementwise_steps.h.
+// elementwise kinds as well: elementwise_steps.cpp.
 enum class PartKind : std::uint8_t {
   kNone,
   kArithmetic,  // one IEEE 754 operation for each element

@@ -1,10 +1,8 @@
+#include "parts_hook.h"
+
 #include "../../core/hooks/hooks.h"
 #include "../support/registrations.h"
-#include "demands.h"
-#include "elementwise_steps.h"
-#include "part_calls.h"
 #include "part_rules.h"
-#include "plan_checks.h"
 
 namespace torchext {
 

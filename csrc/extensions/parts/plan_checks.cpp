@@ -1,5 +1,3 @@
-#include "plan_checks.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
@@ -9,6 +7,7 @@
 
 #include "../../libraries/support/sizes.h"
 #include "part_rules.h"
+#include "parts_hook.h"
 #include "value_parts.h"
 
 namespace torchext {
@@ -22,10 +21,6 @@ bool arePlansChecked() noexcept {
   }();
   return are_checked;
 }
-
-}  // namespace
-
-namespace {
 
 // Returns true if all of `value` that `geometry` shows is computed.
 bool isCovered(const PlannedValue& value, const Geometry& geometry) {
@@ -107,6 +102,9 @@ void checkSteps(const ReplayPlan& plan, const PlannedOperator& planned, std::vec
 
 }  // namespace
 
+// Raises an internal error for an inconsistent plan: reads beyond a storage, before a write or after a drop; parts that
+// are read but not computed; memory that two values claim; a value that is dropped twice, or never. With the
+// environment variable TORCHEXT_CHECK_PLANS=1, which our tests set, each new plan is checked.
 void checkPlan(const ReplayPlan& plan) {
   if (!arePlansChecked()) {
     return;

@@ -1,4 +1,4 @@
-"""Random values that are processed in stretches have the same bits: elementwise_steps.h."""
+"""Random values that are processed in stretches have the same bits: elementwise_steps.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards have the bits of the whole tensor at the cost of the shard: csrc/extensions/parts/demands.h."""
+"""Shards have the bits of the whole tensor at the cost of the shard: csrc/extensions/parts/demands.cpp."""
 
 from __future__ import annotations
 
