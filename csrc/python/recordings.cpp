@@ -23,6 +23,7 @@
 #include "../core/fake/calls/op_traits.h"
 #include "../extensions/digests/digest.h"
 #include "../extensions/parts/plan_costs.h"
+#include "../extensions/parts/grid.h"
 #include "../extensions/parts/value_parts.h"
 #include "../extensions/placement/placed.h"
 #include "../libraries/support/locks.h"

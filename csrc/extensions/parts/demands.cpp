@@ -24,9 +24,9 @@
 
 #include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/support/sizes.h"
+#include "grid.h"
 #include "part_rules.h"
 #include "parts_hook.h"
-#include "value_parts.h"
 
 namespace torchext {
 

@@ -20,9 +20,13 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/util/FunctionRef.h>
 #include <torchext/macros.h>
 
 #include "../../core/deferred_init/graph/op_graph.h"
+#include "../../core/deferred_init/plan/parts.h"
 #include "../../libraries/support/sizes.h"
 
 namespace torchext {
@@ -103,8 +107,8 @@ class Box {
 
   // Calls `visit` for each run of adjacent bytes, in address order, with its beginning in the storage, its beginning in
   // a storage of the box's bytes, and its length.
-  template <typename Visit>
-  void forEachRun(const Visit& visit) const;
+  using VisitRun = c10::function_ref<void(std::int64_t begin, std::int64_t packed, std::int64_t length)>;
+  void forEachRun(VisitRun visit) const;
 
  private:
   std::int64_t lead() const;
@@ -164,37 +168,61 @@ class Grid : public std::enable_shared_from_this<Grid> {
   std::vector<Level> levels_;
 };
 
-template <typename Visit>
-void Box::forEachRun(const Visit& visit) const {
-  const auto& levels = grid_->levels_;
-  // A complete inner range is contiguous with its surroundings.
-  std::size_t inner = levels.size() - 1;
-  while (inner > 0 && ranges_[inner].count() == levels[inner].count) {
-    --inner;
+// ---- Boxes of values ----
+
+// Some bytes of a value, in memory.
+struct Part {
+  c10::Storage storage;
+  // The bytes that it holds. Nothing for the whole storage, unmoved.
+  std::optional<Box> box;
+
+  bool contains(const Geometry& geometry) const;
+
+  // Returns the tensor `geometry` of the storage, which the part must contain.
+  at::Tensor tensor(const Geometry& geometry) const;
+};
+
+class BoxesMemory final : public PartsMemory {
+ public:
+  BoxesMemory(std::vector<Part> parts, c10::Device device) : parts_{std::move(parts)}, device_{device} {}
+
+  const std::vector<Part>& parts() const noexcept {
+    return parts_;
   }
-  const bool is_run = ranges_[inner].step == 1;
-  const std::int64_t length = (is_run ? ranges_[inner].count() : 1) * levels[inner].stride;
-  std::vector<std::int64_t> at;
-  for (std::size_t i = 0; i <= inner; ++i) {
-    at.push_back(ranges_[i].first);
+
+  at::Tensor tensorFor(PartRule reader, const Geometry& geometry, bool is_written) const override;
+  const c10::Storage& only() const override;
+
+ private:
+  std::vector<Part> parts_;
+  c10::Device device_;
+};
+
+class Boxes final : public ValueParts {
+ public:
+  // `device` is that of the storage when it was recorded.
+  Boxes(std::vector<Box> boxes, c10::Device device) : boxes_{std::move(boxes)}, device_{device} {}
+
+  const std::vector<Box>& boxes() const noexcept {
+    return boxes_;
   }
-  std::int64_t packed = lead();
-  while (true) {
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i <= inner; ++i) {
-      begin += at[i] * levels[i].stride;
-    }
-    visit(begin, packed, length);
-    packed += length;
-    std::size_t next = is_run ? inner : inner + 1;
-    while (next > 0 && (at[next - 1] += ranges_[next - 1].step) >= ranges_[next - 1].last) {
-      at[next - 1] = ranges_[next - 1].first;
-      --next;
-    }
-    if (next == 0) {
-      return;
-    }
-  }
-}
+
+  bool areNone() const noexcept override;
+  std::size_t nbytes() const override;
+  bool areAmong(const ValueParts& others) const override;
+  bool areOnlyPart(const Geometry& geometry, const Geometry& shown) const override;
+  std::shared_ptr<const PartsMemory> makeMemory() const override;
+  std::shared_ptr<const PartsMemory> inPlace(const ValueMemory& before) const override;
+  std::shared_ptr<const PartsMemory> copyOf(const ValueMemory& before) const override;
+
+ private:
+  std::shared_ptr<const PartsMemory> memoryOf(c10::function_ref<Part(const Box&)> make_part) const;
+
+  std::vector<Box> boxes_;
+  c10::Device device_;
+};
+
+// Returns the boxes of parts that are not all of a value.
+TORCHEXT_API const std::vector<Box>& boxesOf(const ValueParts& parts);
 
 }  // namespace torchext

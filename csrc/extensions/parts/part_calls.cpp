@@ -11,9 +11,9 @@
 #include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/support/stack_utils.h"
+#include "grid.h"
 #include "part_rules.h"
 #include "parts_hook.h"
-#include "value_parts.h"
 
 namespace torchext {
 

@@ -34,10 +34,9 @@ bool isOrdinary(c10::ScalarType dtype) {
          dtype == c10::kComplexDouble || c10::isIntegralType(dtype, /*includeBool=*/true);
 }
 
-// The dtype of a tensor argument, or nothing for a number.
-std::optional<c10::ScalarType> dtypeOf(const TensorArgument& argument) {
+c10::ScalarType dtypeOf(const TensorArgument& argument) {
   if (argument.number) {
-    return std::nullopt;
+    return argument.number->type();
   }
   return argument.external != nullptr ? argument.external->tensor().scalar_type() : dtypeOf(argument.geometry());
 }
@@ -79,33 +78,34 @@ bool readsWhatItWrites(const OpNode& node) {
   });
 }
 
+// Returns true if `is_wanted` returns true for the dtypes of the result and of all arguments, numbers included.
+template <typename Predicate>
+bool allDtypes(const OpNode& node, const Predicate& is_wanted) {
+  return is_wanted(dtypeOf(writtenGeometry(node))) &&
+         std::all_of(node.tensors().begin(), node.tensors().end(),
+                     [&is_wanted](const TensorArgument& argument) { return is_wanted(dtypeOf(argument)); });
+}
+
 bool areOrdinary(const OpNode& node) {
-  const auto is_ordinary = [](const TensorArgument& argument) {
-    const auto dtype = dtypeOf(argument);
-    const bool is_plain = argument.external == nullptr || isPlain(argument.external->tensor());
-    return is_plain && (!dtype || isOrdinary(*dtype));
-  };
-  return isOrdinary(dtypeOf(writtenGeometry(node))) &&
-         std::all_of(node.tensors().begin(), node.tensors().end(), is_ordinary);
+  return allDtypes(node, isOrdinary) &&
+         std::all_of(node.tensors().begin(), node.tensors().end(), [](const TensorArgument& argument) {
+           return argument.external == nullptr || isPlain(argument.external->tensor());
+         });
 }
 
 // Converting a number that an integer cannot hold is undefined, and the result differs between instructions.
 bool mayOverflow(const OpNode& node) {
-  const auto is_floating = [](const TensorArgument& argument) {
-    const auto dtype = dtypeOf(argument);
-    return dtype ? !c10::isIntegralType(*dtype, /*includeBool=*/true) : !argument.number->isIntegral(true);
-  };
   return c10::isIntegralType(dtypeOf(writtenGeometry(node)), /*includeBool=*/false) &&
-         std::any_of(node.tensors().begin(), node.tensors().end(), is_floating);
+         !allDtypes(node, [](c10::ScalarType dtype) { return c10::isIntegralType(dtype, /*includeBool=*/true); });
 }
 
 bool areReal(const OpNode& node) {
-  const auto is_real = [](const TensorArgument& argument) {
-    const auto dtype = dtypeOf(argument);
-    return dtype ? !c10::isComplexType(*dtype) : !argument.number->isComplex();
-  };
-  return !c10::isComplexType(dtypeOf(writtenGeometry(node))) &&
-         std::all_of(node.tensors().begin(), node.tensors().end(), is_real);
+  return allDtypes(node, [](c10::ScalarType dtype) { return !c10::isComplexType(dtype); });
+}
+
+// Returns true for a tensor of the result's dtype. A number would become a tensor of another one.
+bool hasDtypeOfResult(const OpNode& node, const TensorArgument& argument) {
+  return !argument.number && dtypeOf(argument) == dtypeOf(writtenGeometry(node));
 }
 
 // Kernels read a tensor of one element as a number, unconverted; they convert a tensor of several elements to the
@@ -128,14 +128,11 @@ bool hasOneResult(const OpNode& node) {
   return hasFactorOne(node);
 }
 
-// For `where`, numbers would become tensors of another dtype.
 bool isElementwise(const OpNode& node) {
   if (mayOverflow(node)) {
     return false;
   }
-  const auto has_dtype = [&node](const TensorArgument& argument) {
-    return dtypeOf(argument) == dtypeOf(writtenGeometry(node));
-  };
+  const auto has_dtype = [&node](const TensorArgument& argument) { return hasDtypeOfResult(node, argument); };
   switch (kindOf(node)) {
     case PartKind::kArithmetic:
     case PartKind::kClamp:
@@ -157,7 +154,7 @@ bool isConcatenation(const OpNode& node) {
   const auto& sizes = writtenGeometry(node).sizes;
   const std::size_t rank = kindOf(node) == PartKind::kStack ? sizes.size() - 1 : sizes.size();
   return std::all_of(node.tensors().begin(), node.tensors().end(), [&](const TensorArgument& argument) {
-    return dtypeOf(argument) == dtypeOf(writtenGeometry(node)) && sizesOf(argument).size() == rank;
+    return hasDtypeOfResult(node, argument) && sizesOf(argument).size() == rank;
   });
 }
 
@@ -395,10 +392,9 @@ std::size_t bytesOfConversions(const OpNode& node, std::size_t elements) {
   std::vector<std::pair<c10::ScalarType, std::size_t>> tensors;  // with the numbers of their elements
   for (const auto i : c10::irange(node.tensors().size())) {
     const TensorArgument& argument = node.tensors()[i];
-    const auto dtype = dtypeOf(argument);
     const bool is_condition = kind == PartKind::kWhere && i == 0;
-    if (dtype && !sizesOf(argument).empty() && !argument.device && !is_condition) {
-      tensors.emplace_back(*dtype, std::min(elements, toSize(c10::multiply_integers(sizesOf(argument)))));
+    if (!sizesOf(argument).empty() && !argument.device && !is_condition) {
+      tensors.emplace_back(dtypeOf(argument), std::min(elements, toSize(c10::multiply_integers(sizesOf(argument)))));
     }
   }
   if (tensors.empty()) {
@@ -429,8 +425,8 @@ bool hasManyNans(const OpNode& node) {
   const bool clamps = kindOf(node) == PartKind::kClamp;
   const bool is_arithmetic = clamps || kindOf(node) == PartKind::kArithmetic;
   const auto mixes = [&](const TensorArgument& argument) {
-    const auto other = dtypeOf(argument);
-    return other && *other != dtype && !argument.device && (isHalf(dtype) || isHalf(*other));
+    const c10::ScalarType other = dtypeOf(argument);
+    return !argument.number && other != dtype && !argument.device && (isHalf(dtype) || isHalf(other));
   };
   const bool converts = std::any_of(node.tensors().begin(), node.tensors().end(), mixes);
   const auto is_tensor = [](const TensorArgument& argument) { return !argument.number; };

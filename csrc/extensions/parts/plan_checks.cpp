@@ -6,9 +6,9 @@
 #include <c10/util/irange.h>
 
 #include "../../libraries/support/sizes.h"
+#include "grid.h"
 #include "part_rules.h"
 #include "parts_hook.h"
-#include "value_parts.h"
 
 namespace torchext {
 

@@ -5,8 +5,8 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
 
+#include "grid.h"
 #include "part_rules.h"
-#include "value_parts.h"
 
 namespace torchext {
 
