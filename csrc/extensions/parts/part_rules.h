@@ -23,7 +23,7 @@
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/fills/random_fill.h"
 #include "../../libraries/support/operator_table.h"
-#include "../tapes/replay_fill.h"
+#include "../tapes/draws.h"
 #include "grid.h"
 
 namespace torchext {
