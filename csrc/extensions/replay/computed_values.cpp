@@ -35,47 +35,42 @@ struct Entry {
 // The values that have constants, the oldest first.
 class ComputedCache {
  public:
-  void add(const StorageValue& value, std::size_t nbytes);
+  void add(const StorageValue& value, std::size_t nbytes) {
+    constexpr std::size_t kFew = 64;
+    if (entries_.size() > 2 * alive_ + kFew) {
+      dropFreed();
+    }
+    entries_.push_back({value.weak_from_this(), nbytes});
+    nbytes_ += nbytes;
+    while (nbytes_ > kMostBytes) {
+      dropOldest();
+    }
+  }
 
  private:
-  void dropFreed();
-  void dropOldest();
+  void dropFreed() {
+    const auto freed =
+        std::remove_if(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.value.expired(); });
+    entries_.erase(freed, entries_.end());
+    alive_ = entries_.size();
+    nbytes_ = std::accumulate(entries_.begin(), entries_.end(), std::size_t{0},
+                              [](std::size_t sum, const Entry& entry) { return sum + entry.nbytes; });
+  }
+
+  void dropOldest() {
+    const Entry oldest = std::move(entries_.front());
+    entries_.pop_front();
+    nbytes_ -= oldest.nbytes;
+    if (const auto value = oldest.value.lock()) {
+      value->setComputed(nullptr);
+    }
+  }
 
   // May include freed values, which count until they are the oldest, or until more than about half may have been freed.
   std::deque<Entry> entries_;
   std::size_t nbytes_ = 0;
   std::size_t alive_ = 0;
 };
-
-void ComputedCache::add(const StorageValue& value, std::size_t nbytes) {
-  constexpr std::size_t kFew = 64;
-  if (entries_.size() > 2 * alive_ + kFew) {
-    dropFreed();
-  }
-  entries_.push_back({value.weak_from_this(), nbytes});
-  nbytes_ += nbytes;
-  while (nbytes_ > kMostBytes) {
-    dropOldest();
-  }
-}
-
-void ComputedCache::dropFreed() {
-  const auto freed =
-      std::remove_if(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.value.expired(); });
-  entries_.erase(freed, entries_.end());
-  alive_ = entries_.size();
-  nbytes_ = std::accumulate(entries_.begin(), entries_.end(), std::size_t{0},
-                            [](std::size_t sum, const Entry& entry) { return sum + entry.nbytes; });
-}
-
-void ComputedCache::dropOldest() {
-  const Entry oldest = std::move(entries_.front());
-  entries_.pop_front();
-  nbytes_ -= oldest.nbytes;
-  if (const auto value = oldest.value.lock()) {
-    value->setComputed(nullptr);
-  }
-}
 
 ComputedCache& computedCache() {
   static auto* const all = new ComputedCache;  // leaked: values may be freed when the process ends

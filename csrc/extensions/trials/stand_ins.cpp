@@ -138,137 +138,125 @@ class StandIns {
         trusts_indices_{trustOf(op) == Trust::kIndices || trustOf(op) == Trust::kSegments},
         stand_ins_{pairs} {}
 
-  IValue of(const IValue& value, const c10::Argument& argument);
-  Tensor of(const Tensor& tensor, Fill fill_with);
+  IValue of(const IValue& value, const c10::Argument& argument) {
+    if (isGenerator(argument)) {
+      const bool is_replaced = likeness_.is_whole || value.isNone() || value.toGenerator().device().is_cpu();
+      return is_replaced ? IValue{at::detail::createCPUGenerator()} : value;
+    }
+    if (value.isDevice()) {
+      return c10::Device{c10::kCPU};
+    }
+    if (value.isBool() && argument.name() == "pin_memory") {
+      // Without an accelerator, the kernel must refuse to pin. A fake accelerator has no allocator for pinned memory.
+      return value.toBool() && fakeCudaDeviceCount() == 0;
+    }
+    if (mayBeSize(argument) && value.isInt()) {
+      return likeness_.scale.of(value.toInt());
+    }
+    if (mayBeSize(argument) && value.isIntList()) {
+      std::vector<int64_t> numbers = value.toIntVector();
+      std::transform(numbers.begin(), numbers.end(), numbers.begin(),
+                     [this](int64_t number) { return likeness_.scale.of(number); });
+      return numbers;
+    }
+    return mapTensors(value, [&](const Tensor& tensor) { return of(tensor, fillFor(tensor, argument)); });
+  }
+
+  Tensor of(const Tensor& tensor, Fill fill_with) {
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      return realNumber(tensor);
+    }
+    if (const Tensor* known = stand_ins_.substituteOf(tensor)) {
+      return *known;
+    }
+    Tensor stand_in;
+    if (const Tensor* same = findSameData(tensor)) {
+      const Tensor& other = *stand_ins_.substituteOf(*same);
+      stand_in = makeStridedTensor(other.storage(), other.scalar_type(), other.sizes(), other.strides(),
+                                   other.storage_offset(), other.key_set() & kLazyBits);
+    } else {
+      stand_in = make(tensor);
+      setValues(tensor, stand_in, fill_with);
+    }
+    stand_ins_.add(tensor, stand_in);
+    return stand_in;
+  }
 
  private:
-  const Tensor* findSameData(const Tensor& tensor) const;
-  Tensor make(const Tensor& tensor);
-  Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const;
-  ScalarType dtypeFor(const Tensor& tensor) const;
-  Storage storageOf(const Storage& storage);
-  void setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const;
+  // Returns an earlier argument with the same data, or null. With distinct stand-ins, kernels could refuse calls that
+  // do nothing, such as `copy_` of a tensor to itself.
+  const Tensor* findSameData(const Tensor& tensor) const {
+    const auto& originals = stand_ins_.originals();
+    const auto same = std::find_if(originals.begin(), originals.end(), [&tensor](const Tensor& other) {
+      return isSameStorage(tensor.storage(), other.storage()) && tensor.storage_offset() == other.storage_offset() &&
+             tensor.sizes().equals(other.sizes()) && tensor.strides().equals(other.strides()) &&
+             tensor.scalar_type() == other.scalar_type() &&
+             (tensor.key_set() & kLazyBits) == (other.key_set() & kLazyBits);
+    });
+    return same == originals.end() ? nullptr : &*same;
+  }
 
-  Fill fillFor(const Tensor& tensor, const c10::Argument& argument) const;
+  Tensor make(const Tensor& tensor) {
+    const ScalarType dtype = dtypeFor(tensor);
+    if (!likeness_.scale.keepsAll()) {
+      c10::DimVector sizes(tensor.sizes());
+      std::transform(sizes.begin(), sizes.end(), sizes.begin(),
+                     [this](int64_t size) { return likeness_.scale.of(size); });
+      return makeAlone(tensor, sizes, stridesLike(tensor, sizes));
+    }
+    const bool is_shared = likeness_.is_whole || tensor.storage().nbytes() <= kSmallStorage;
+    if (dtype != tensor.scalar_type() || !is_shared || !holdsItsElements(tensor)) {
+      return makeAlone(tensor, tensor.sizes(), tensor.strides());
+    }
+    return makeStridedTensor(storageOf(tensor.storage()), dtype, tensor.sizes(), tensor.strides(),
+                             tensor.storage_offset(), tensor.key_set() & kLazyBits);
+  }
+
+  Tensor makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const {
+    const ScalarType dtype = dtypeFor(tensor);
+    Storage storage = makeZeroStorage(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype)));
+    return makeStridedTensor(std::move(storage), dtype, sizes, strides, /*storage_offset=*/0,
+                             tensor.key_set() & kLazyBits);
+  }
+
+  // Called for the next stand-in.
+  ScalarType dtypeFor(const Tensor& tensor) const {
+    const std::size_t number = stand_ins_.originals().size();
+    const bool is_changed = likeness_.only.value_or(number) == number;
+    return is_changed ? dtypeOf(tensor.scalar_type(), likeness_.dtypes) : tensor.scalar_type();
+  }
+
+  Storage storageOf(const Storage& storage) {
+    if (const Storage* known = stand_ins_.substituteOf(storage)) {
+      return *known;
+    }
+    Storage zeros = makeZeroStorage(storage.nbytes());
+    stand_ins_.add(storage, zeros);
+    return zeros;
+  }
+
+  void setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const {
+    if (likeness_.known == nullptr) {
+      fill(stand_in, fill_with);
+    } else if (const Tensor value = (*likeness_.known)(tensor); value.defined()) {
+      copyElements(stand_in, value);
+    } else if (stand_in.storage().nbytes() <= kSmallStorage) {
+      fill(stand_in, fill_with);
+    }
+  }
+
+  Fill fillFor(const Tensor& tensor, const c10::Argument& argument) const {
+    if (isPivots(argument)) {
+      return Fill::kOnes;
+    }
+    return trusts_indices_ && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? Fill::kZeros
+                                                                                               : likeness_.fill;
+  }
 
   const Likeness& likeness_;
   const bool trusts_indices_;
   Substitution& stand_ins_;
 };
-
-Tensor StandIns::of(const Tensor& tensor, Fill fill_with) {
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    return realNumber(tensor);
-  }
-  if (const Tensor* known = stand_ins_.substituteOf(tensor)) {
-    return *known;
-  }
-  Tensor stand_in;
-  if (const Tensor* same = findSameData(tensor)) {
-    const Tensor& other = *stand_ins_.substituteOf(*same);
-    stand_in = makeStridedTensor(other.storage(), other.scalar_type(), other.sizes(), other.strides(),
-                                 other.storage_offset(), other.key_set() & kLazyBits);
-  } else {
-    stand_in = make(tensor);
-    setValues(tensor, stand_in, fill_with);
-  }
-  stand_ins_.add(tensor, stand_in);
-  return stand_in;
-}
-
-// Returns an earlier argument with the same data, or null. With distinct stand-ins, kernels could refuse calls that do
-// nothing, such as `copy_` of a tensor to itself.
-const Tensor* StandIns::findSameData(const Tensor& tensor) const {
-  const auto& originals = stand_ins_.originals();
-  const auto same = std::find_if(originals.begin(), originals.end(), [&tensor](const Tensor& other) {
-    return isSameStorage(tensor.storage(), other.storage()) && tensor.storage_offset() == other.storage_offset() &&
-           tensor.sizes().equals(other.sizes()) && tensor.strides().equals(other.strides()) &&
-           tensor.scalar_type() == other.scalar_type() &&
-           (tensor.key_set() & kLazyBits) == (other.key_set() & kLazyBits);
-  });
-  return same == originals.end() ? nullptr : &*same;
-}
-
-// Called for the next stand-in.
-ScalarType StandIns::dtypeFor(const Tensor& tensor) const {
-  const std::size_t number = stand_ins_.originals().size();
-  const bool is_changed = likeness_.only.value_or(number) == number;
-  return is_changed ? dtypeOf(tensor.scalar_type(), likeness_.dtypes) : tensor.scalar_type();
-}
-
-Tensor StandIns::make(const Tensor& tensor) {
-  const ScalarType dtype = dtypeFor(tensor);
-  if (!likeness_.scale.keepsAll()) {
-    c10::DimVector sizes(tensor.sizes());
-    std::transform(sizes.begin(), sizes.end(), sizes.begin(),
-                   [this](int64_t size) { return likeness_.scale.of(size); });
-    return makeAlone(tensor, sizes, stridesLike(tensor, sizes));
-  }
-  const bool is_shared = likeness_.is_whole || tensor.storage().nbytes() <= kSmallStorage;
-  if (dtype != tensor.scalar_type() || !is_shared || !holdsItsElements(tensor)) {
-    return makeAlone(tensor, tensor.sizes(), tensor.strides());
-  }
-  return makeStridedTensor(storageOf(tensor.storage()), dtype, tensor.sizes(), tensor.strides(),
-                           tensor.storage_offset(), tensor.key_set() & kLazyBits);
-}
-
-Tensor StandIns::makeAlone(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) const {
-  const ScalarType dtype = dtypeFor(tensor);
-  Storage storage = makeZeroStorage(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype)));
-  return makeStridedTensor(std::move(storage), dtype, sizes, strides, /*storage_offset=*/0,
-                           tensor.key_set() & kLazyBits);
-}
-
-Storage StandIns::storageOf(const Storage& storage) {
-  if (const Storage* known = stand_ins_.substituteOf(storage)) {
-    return *known;
-  }
-  Storage zeros = makeZeroStorage(storage.nbytes());
-  stand_ins_.add(storage, zeros);
-  return zeros;
-}
-
-void StandIns::setValues(const Tensor& tensor, const Tensor& stand_in, Fill fill_with) const {
-  if (likeness_.known == nullptr) {
-    fill(stand_in, fill_with);
-  } else if (const Tensor value = (*likeness_.known)(tensor); value.defined()) {
-    copyElements(stand_in, value);
-  } else if (stand_in.storage().nbytes() <= kSmallStorage) {
-    fill(stand_in, fill_with);
-  }
-}
-
-Fill StandIns::fillFor(const Tensor& tensor, const c10::Argument& argument) const {
-  if (isPivots(argument)) {
-    return Fill::kOnes;
-  }
-  return trusts_indices_ && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? Fill::kZeros
-                                                                                             : likeness_.fill;
-}
-
-IValue StandIns::of(const IValue& value, const c10::Argument& argument) {
-  if (isGenerator(argument)) {
-    const bool is_replaced = likeness_.is_whole || value.isNone() || value.toGenerator().device().is_cpu();
-    return is_replaced ? IValue{at::detail::createCPUGenerator()} : value;
-  }
-  if (value.isDevice()) {
-    return c10::Device{c10::kCPU};
-  }
-  if (value.isBool() && argument.name() == "pin_memory") {
-    // Without an accelerator, the kernel must refuse to pin. A fake accelerator has no allocator for pinned memory.
-    return value.toBool() && fakeCudaDeviceCount() == 0;
-  }
-  if (mayBeSize(argument) && value.isInt()) {
-    return likeness_.scale.of(value.toInt());
-  }
-  if (mayBeSize(argument) && value.isIntList()) {
-    std::vector<int64_t> numbers = value.toIntVector();
-    std::transform(numbers.begin(), numbers.end(), numbers.begin(),
-                   [this](int64_t number) { return likeness_.scale.of(number); });
-    return numbers;
-  }
-  return mapTensors(value, [&](const Tensor& tensor) { return of(tensor, fillFor(tensor, argument)); });
-}
 
 // Returns the number of elements from the first to the last one of `tensor`, inclusive: a column of a matrix needs
 // nearly all of its memory.
