@@ -1,6 +1,6 @@
 #pragma once
 
-// The functions of this folder that implement `KernelTrials` (core/hooks/hooks.h).
+// Functions that implement `KernelTrials` (core/hooks/hooks.h), besides those of refusals.cpp.
 
 #include <memory>
 
@@ -14,15 +14,11 @@
 
 namespace torchext {
 
-RealResults tryOut(TrialReason reason, const c10::OperatorHandle& op, Arguments arguments, Arguments meta_results);
-
-void refuseOverlap(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-
 void correctByReal(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void correctStridesByReal(const RealResults& real, const c10::OperatorHandle& op, torch::jit::Stack& stack);
 c10::DimVector stridesLike(const at::Tensor& real, const at::Tensor& meta);
 
-// Returns true if no correction is needed for `meta_results`, as in `tryOut()`.
+// Returns true if no correction is needed for `meta_results`: those of `tryOut()`.
 bool agrees(const RealResults& real, const c10::OperatorHandle& op, Arguments meta_results);
 
 bool mayRunOnZeros(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
