@@ -10,7 +10,9 @@
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
+#include "../support/registrations.h"
 #include "../tapes/twister_tape.h"
+#include "parts_hook.h"
 
 namespace torchext {
 
@@ -250,6 +252,28 @@ std::optional<Piece> pieceOfPadding(const OpNode& node, const IndexRanges& range
   return isEmpty(piece.source) ? std::nullopt : std::optional{std::move(piece)};
 }
 
+std::optional<std::size_t> copiedArgument(const OpNode& node) {
+  if (kindOf(node) != PartKind::kCopy || hasOut(node.op()) || !writesOneTensor(node) || readsWhatItWrites(node)) {
+    return std::nullopt;
+  }
+  const bool is_clone = !node.written().front().is_argument;
+  const std::size_t source = is_clone ? 0 : 1;
+  const TensorArgument& argument = node.tensors()[source];
+  const Geometry& written = writtenGeometry(node);
+  if (argument.value == nullptr || argument.geometry().dtype != written.dtype ||
+      argument.geometry().sizes != written.sizes || !written.isContiguous() || argument.value->isPinned()) {
+    return std::nullopt;
+  }
+  if (!is_clone) {
+    const StorageValue& target = *node.tensors().front().value;
+    const bool is_alone = target.nbytes() == written.nbytes() && target.device() == argument.value->device();
+    return is_alone ? std::optional{source} : std::nullopt;
+  }
+  const auto to = argumentOf(node, "device").toOptional<c10::Device>();
+  const bool pins = argumentOf(node, "pin_memory").toOptional<bool>().value_or(false);
+  return (!to || *to == argument.value->device()) && !pins ? std::optional{source} : std::nullopt;
+}
+
 }  // namespace
 
 const OperatorTable<PartKind> partKindOf{
@@ -314,28 +338,6 @@ PartRule ruleOf(const OpNode& node) {
     return PartRule::kRandomFill;
   }
   return kindOf(node) == PartKind::kRearrange ? PartRule::kAnyLayout : PartRule::kNone;
-}
-
-std::optional<std::size_t> copiedArgument(const OpNode& node) {
-  if (kindOf(node) != PartKind::kCopy || hasOut(node.op()) || !writesOneTensor(node) || readsWhatItWrites(node)) {
-    return std::nullopt;
-  }
-  const bool is_clone = !node.written().front().is_argument;
-  const std::size_t source = is_clone ? 0 : 1;
-  const TensorArgument& argument = node.tensors()[source];
-  const Geometry& written = writtenGeometry(node);
-  if (argument.value == nullptr || argument.geometry().dtype != written.dtype ||
-      argument.geometry().sizes != written.sizes || !written.isContiguous() || argument.value->isPinned()) {
-    return std::nullopt;
-  }
-  if (!is_clone) {
-    const StorageValue& target = *node.tensors().front().value;
-    const bool is_alone = target.nbytes() == written.nbytes() && target.device() == argument.value->device();
-    return is_alone ? std::optional{source} : std::nullopt;
-  }
-  const auto to = argumentOf(node, "device").toOptional<c10::Device>();
-  const bool pins = argumentOf(node, "pin_memory").toOptional<bool>().value_or(false);
-  return (!to || *to == argument.value->device()) && !pins ? std::optional{source} : std::nullopt;
 }
 
 std::vector<std::optional<Piece>> piecesOf(const OpNode& node, PartRule rule, const IndexRanges& ranges) {
@@ -436,6 +438,18 @@ bool hasManyNans(const OpNode& node) {
   };
   const bool are_finite = std::all_of(node.tensors().begin(), node.tensors().end(), is_finite);
   return converts || (is_arithmetic && (isHalf(dtype) || tensors > 1 || clamps || !are_finite));
+}
+
+void registerPartRules() {
+  PartRules& rules = hooks().parts;
+  rules.ruleOf = &ruleOf;
+  rules.demandsOf = &demandsByParts;
+  rules.copiedArgument = &copiedArgument;
+  rules.check = &checkPlan;
+  rules.run = &runForParts;
+  rules.checkIsExact = &checkIsExact;
+  rules.planSteps = &planSteps;
+  rules.fillWithSteps = &fillWithSteps;
 }
 
 }  // namespace torchext

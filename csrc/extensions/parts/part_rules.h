@@ -32,7 +32,7 @@ namespace torchext {
 // arguments do not allow one: kElementwise from kArithmetic to kWhere, kAnyLayout from kRearrange, kConstant from
 // kZeros to kFull and for uninitialized memory, kConcatenation from kConcatenate and kStack, and kPadding from kPad.
 // Random fills are kNone here, and have their rule by `partialFillOf()`. Steps on a stretch of a random fill are
-// elementwise kinds as well: elementwise_steps.cpp.
+// elementwise kinds as well: part_calls.cpp.
 enum class PartKind : std::uint8_t {
   kNone,
   kArithmetic,  // one IEEE 754 operation for each element
@@ -50,9 +50,8 @@ enum class PartKind : std::uint8_t {
 };
 extern const OperatorTable<PartKind> partKindOf;
 
-// `PartRules::ruleOf()` and `PartRules::copiedArgument()`.
+// `PartRules::ruleOf()`.
 PartRule ruleOf(const OpNode& node);
-std::optional<std::size_t> copiedArgument(const OpNode& node);
 
 // Returns the elements of each tensor argument that a call with such a rule needs to write the elements in `ranges`, if
 // any. For an argument that it writes, `ranges`.

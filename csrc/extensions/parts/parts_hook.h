@@ -1,6 +1,6 @@
 #pragma once
 
-// The functions of this folder that implement `PartRules` (core/hooks/hooks.h), besides those of part_rules.h.
+// Functions that implement `PartRules` (core/hooks/hooks.h), besides those of part_rules.cpp.
 
 #include <optional>
 #include <vector>

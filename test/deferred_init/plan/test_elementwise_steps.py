@@ -1,4 +1,4 @@
-"""Random values that are processed in stretches have the same bits: elementwise_steps.cpp."""
+"""Random values that are processed in stretches have the same bits: csrc/extensions/parts/part_calls.cpp."""
 
 from __future__ import annotations
 

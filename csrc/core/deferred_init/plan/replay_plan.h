@@ -116,7 +116,7 @@ enum class Way : std::uint8_t {
   kCall,       // once, as recorded
   kParts,      // for each part that is needed: NOTE [Operators that compute parts]
   kTakesOver,  // a copy of a value without other readers: the copy is the same memory
-  kStep,       // on each stretch of a random fill, while that is in the cache: elementwise_steps.cpp
+  kStep,       // on each stretch of a random fill, while that is in the cache: part_calls.cpp
 };
 
 // The origin of the memory of a written value.
