@@ -60,8 +60,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerPhiloxTape();
   registerReplayFill();
   registerPartRules();
-  registerComputedValues();
-  registerExternalValues();
+  registerKeptValues();
   all.make_memory = &makeLargeStorage;
   registerPlacements();
   registerOrigins();

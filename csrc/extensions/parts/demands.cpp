@@ -26,7 +26,6 @@
 #include "../../libraries/support/sizes.h"
 #include "grid.h"
 #include "part_rules.h"
-#include "parts_hook.h"
 
 namespace torchext {
 

@@ -20,7 +20,6 @@
 #include "../../libraries/support/stack_utils.h"
 #include "grid.h"
 #include "part_rules.h"
-#include "parts_hook.h"
 
 namespace torchext {
 

@@ -12,7 +12,6 @@
 #include "../../libraries/support/stack_utils.h"
 #include "../support/registrations.h"
 #include "../tapes/twister_tape.h"
-#include "parts_hook.h"
 
 namespace torchext {
 

@@ -16,7 +16,12 @@
 #include <optional>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/MT19937RNGEngine.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Storage.h>
+#include <c10/util/ArrayRef.h>
 
 #include "../../core/deferred_init/graph/op_graph.h"
 #include "../../core/deferred_init/plan/replay_plan.h"
@@ -49,9 +54,6 @@ enum class PartKind : std::uint8_t {
   kPad,
 };
 extern const OperatorTable<PartKind> partKindOf;
-
-// `PartRules::ruleOf()`.
-PartRule ruleOf(const OpNode& node);
 
 // Returns the elements of each tensor argument that a call with such a rule needs to write the elements in `ranges`, if
 // any. For an argument that it writes, `ranges`.
@@ -89,5 +91,21 @@ std::size_t bytesOfConversions(const OpNode& node, std::size_t elements);
 
 // Returns true if two ways of computing the same number may produce different bits for NaN.
 bool hasManyNans(const OpNode& node);
+
+// ---- Functions that implement `PartRules` (core/hooks/hooks.h) ----
+
+PartRule ruleOf(const OpNode& node);
+std::vector<Demand> demandsByParts(const LiveGraph& graph);
+void checkPlan(const ReplayPlan& plan);
+void runForParts(const PlannedOperator& planned,
+                 const PartsMemory& memory,
+                 const at::Generator& generator,
+                 PartRules::ReadTensor read);
+void checkIsExact(const OpNode& node, const at::Tensor& result);
+void planSteps(std::vector<PlannedOperator>& operators);
+std::optional<std::vector<c10::Storage>> fillWithSteps(const OpNode& fill,
+                                                       torch::jit::Stack& stack,
+                                                       const at::Generator& generator,
+                                                       c10::ArrayRef<const OpNode*> steps);
 
 }  // namespace torchext

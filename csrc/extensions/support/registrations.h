@@ -11,7 +11,6 @@ void registerTwisterTape();
 void registerPhiloxTape();
 void registerReplayFill();
 void registerPartRules();
-void registerComputedValues();
-void registerExternalValues();
+void registerKeptValues();
 
 }  // namespace torchext

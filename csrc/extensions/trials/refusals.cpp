@@ -48,7 +48,6 @@
 #include "../support/allocation_limit.h"
 #include "../support/registrations.h"
 #include "stand_ins.h"
-#include "trial_hooks.h"
 #include "trials.h"
 
 namespace torchext {
@@ -212,10 +211,19 @@ constexpr std::array<std::string_view, 10> kSharedChecks{"raised from meta at",
                                                          "/IndexingUtils.h",
                                                          "/native/DistributionTemplates.h"};
 
+// Returns the message with the backtrace. Looking up function names for it takes milliseconds.
+std::string messageAndOriginOf(const Refusal& refusal) {
+  try {
+    std::rethrow_exception(refusal.error);
+  } catch (const std::exception& raised) {
+    return raised.what();
+  }
+}
+
 bool isShared(const OperatorHandle& op, const Refusal& refusal) {
   // A shared function may refuse an option of one device, and calls a loop that only the CPU has.
   constexpr std::array<std::string_view, 5> kOfOneDevice{"cpu", "CPU", "cuda", "CUDA", "/native/cpu/"};
-  const std::string text = refusal.messageAndOrigin();
+  const std::string text = messageAndOriginOf(refusal);
   const auto concerns_one = [&](std::string_view part) {
     return (part.front() == '/' ? text : refusal.message).find(part) != std::string::npos;
   };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,9 +14,11 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
 
 #include "../../core/fake/calls/recording.h"
+#include "../../core/hooks/hooks.h"
 #include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
@@ -30,15 +33,6 @@ constexpr double kCheap = 32768;
 struct Refusal {
   std::exception_ptr error;
   std::string message;
-
-  // Returns the message with the backtrace. Looking up function names for it takes milliseconds.
-  std::string messageAndOrigin() const {
-    try {
-      std::rethrow_exception(error);
-    } catch (const std::exception& raised) {
-      return raised.what();
-    }
-  }
 };
 
 // The outcome of a trial: a refusal, results, or, if the trial is inconclusive, neither.
@@ -102,6 +96,18 @@ void rememberPassed(std::size_t hash);
 
 // Returns true if the call passes with common dtypes, or with another dtype of one tensor.
 bool passesWithOtherDtypes(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, const SizeScale& scale);
+
+// ---- Functions that implement `KernelTrials` (core/hooks/hooks.h) ----
+
+void correctByReal(const RealResults& real, const c10::OperatorHandle& op, Stack& stack);
+void correctStridesByReal(const RealResults& real, const c10::OperatorHandle& op, Stack& stack);
+c10::DimVector stridesLike(const Tensor& real, const Tensor& meta);
+
+// Returns true if no correction is needed for `meta_results`: those of `KernelTrials::tryOut()`.
+bool agrees(const RealResults& real, const c10::OperatorHandle& op, Arguments meta_results);
+
+bool mayRunOnZeros(const c10::OperatorHandle& op, const Stack& stack);
+std::shared_ptr<ResultRecipe> describeOnZeros(const c10::OperatorHandle& op, const Stack& stack, c10::Device device);
 
 // NOTE [Preconditions of kernels]
 //

@@ -27,7 +27,7 @@
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "stand_ins.h"
-#include "trial_hooks.h"
+#include "trials.h"
 
 namespace torchext {
 

@@ -1,4 +1,4 @@
-"""Values computed for a read are not recomputed: csrc/extensions/replay/computed_values.cpp."""
+"""Values computed for a read are not recomputed: csrc/extensions/replay/kept_values.cpp."""
 
 from __future__ import annotations
 
