@@ -156,9 +156,58 @@ class DemandPass {
     std::shared_ptr<const Grid> grid;
   };
 
-  void addToChains(const LiveOperator& live);
-  std::size_t chainOfOutput(const LiveOperator& live, const WrittenStorage& written);
-  void makeGrids();
+  // ---- Forward ----
+
+  void addToChains(const LiveOperator& live) {
+    const OpNode& node = *live.node;
+    for (const auto i : c10::irange(node.written().size())) {
+      chain_of_.of(live.place)[i] = chainOfOutput(live, node.written()[i]);
+    }
+    for (const auto i : c10::irange(node.tensors().size())) {
+      const LiveValue& value = live.arguments[i];
+      if (value.hasWriter()) {
+        Chain& chain = chains_[chain_of_.of(value)];
+        (readsPart(live, i) ? chain.parts : chain.others).push_back(&node.tensors()[i].geometry());
+      }
+    }
+    for (const auto i : c10::irange(node.written().size())) {
+      const WrittenStorage& written = node.written()[i];
+      Chain& chain = chains_[chain_of_.of(live.place)[i]];
+      chain.others.push_back(&written.geometry());
+      if (written.is_argument) {
+        chain.others.push_back(&node.tensors()[written.position].geometry());
+      }
+    }
+  }
+
+  std::size_t chainOfOutput(const LiveOperator& live, const WrittenStorage& written) {
+    if (written.is_argument && !written.was_resized) {
+      const LiveValue& before = live.arguments[written.position];
+      if (before.hasWriter()) {
+        return chain_of_.of(before);
+      }
+    }
+    chains_.emplace_back();
+    return chains_.size() - 1;
+  }
+
+  void makeGrids() {
+    const auto note = [this](const LiveValue& value) {
+      if (value.hasWriter()) {
+        Chain& chain = chains_[chain_of_.of(value)];
+        chain.nbytes = std::max(chain.nbytes, value.value->nbytes());
+        chain.device = value.value->device();
+      }
+    };
+    for (const LiveOperator& live : graph_.operators) {
+      std::for_each(live.arguments.begin(), live.arguments.end(), note);
+    }
+    std::for_each(graph_.wanted.begin(), graph_.wanted.end(), note);
+    for (Chain& chain : chains_) {
+      chain.parts.insert(chain.parts.end(), chain.others.begin(), chain.others.end());
+      chain.grid = Grid::of(chain.nbytes, chain.parts);
+    }
+  }
 
   const Grid& gridOf(const LiveOperator& live, std::size_t output) const {
     return *chains_[chain_of_.of(live.place)[output]].grid;
@@ -166,229 +215,165 @@ class DemandPass {
   const Grid& gridOf(const LiveValue& value) const {
     return *chains_[chain_of_.of(value)].grid;
   }
-  void request(const LiveValue& value, const std::optional<Box>& box);
-  void requestAll(const LiveValue& value);
-  NeededParts partsOf(const LiveOperator& live, std::size_t output) const;
 
-  bool isRequested(const LiveOperator& live) const;
-  void visit(const LiveOperator& live, PartRule rule);
-  void visitOutput(const LiveOperator& live, std::size_t output, PartRule rule);
-  void requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule);
-  RequestedBoxes widenedForParts(const LiveOperator& live, RequestedBoxes widened, PartRule rule);
-  Box widenedForPart(const LiveOperator& live, Box box, PartRule rule);
-  void widenForAll(const LiveOperator& live, std::size_t output, PartRule rule);
+  // ---- Back ----
+
+  void request(const LiveValue& value, const std::optional<Box>& box) {
+    if (!value.hasWriter() || !box) {
+      return;
+    }
+    const bool is_on_cpu = value.value->device().is_cpu();  // copying a run of bytes on a GPU launches a kernel
+    const Box needed = is_on_cpu ? *box : box->withoutSteps();
+    requested_.of(value).add(value.value->isPinned() ? box->grid().whole() : needed);
+  }
+
+  void requestAll(const LiveValue& value) {
+    if (value.hasWriter()) {
+      request(value, gridOf(value).whole());
+    }
+  }
+
+  // Call it after all readers have been visited.
+  NeededParts partsOf(const LiveOperator& live, std::size_t output) const {
+    const RequestedBoxes& requested = requested_.of(live.place)[output];
+    return requested.isAll()
+               ? nullptr
+               : std::make_shared<Boxes>(requested.boxes(), chains_[chain_of_.of(live.place)[output]].device);
+  }
+
+  // Returns false if only tensors without elements show the outputs.
+  bool isRequested(const LiveOperator& live) const {
+    const std::vector<RequestedBoxes>& outputs = requested_.of(live.place);
+    return std::any_of(outputs.begin(), outputs.end(),
+                       [](const RequestedBoxes& requested) { return !requested.boxes().empty(); });
+  }
+
+  void visit(const LiveOperator& live, PartRule rule) {
+    const OpNode& node = *live.node;
+    if (!isRequested(live)) {
+      return;
+    }
+    for (const auto i : c10::irange(node.written().size())) {
+      visitOutput(live, i, rule);
+    }
+    // Operators that run for parts have already requested their inputs.
+    const bool is_partial = isForParts(rule) && !requested_.of(live.place).front().isAll();
+    for (const auto i : c10::irange(node.tensors().size())) {
+      if (!is_partial && node.writtenTo(i) == nullptr) {
+        requestTensor(live, i, rule);
+      }
+    }
+  }
+
+  void visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
+    const OpNode& node = *live.node;
+    const WrittenStorage& written = node.written()[output];
+    RequestedBoxes& requested = requested_.of(live.place)[output];
+    if (written.was_resized || (!written.is_argument && !isForParts(rule))) {
+      requested.add(gridOf(live, output).whole());
+    } else if (!isForParts(rule)) {
+      widenForAll(live, output, rule);
+    } else {
+      requested = widenedForParts(live, requested, rule);
+    }
+    const LiveValue before = written.is_argument ? live.arguments[written.position] : LiveValue{};
+    if (written.was_resized) {
+      requestAll(before);
+      return;
+    }
+    for (const Box& box : requested.boxes()) {
+      request(before, box);
+    }
+  }
+
+  void requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
+    const LiveValue& value = live.arguments[tensor];
+    if (!value.hasWriter()) {
+      return;
+    }
+    if (reachesBeyondElements(live.node->op())) {
+      requestAll(value);
+      return;
+    }
+    const auto box = gridOf(value).boxOf(live.node->tensors()[tensor].geometry());
+    if (box) {
+      request(value, rule == PartRule::kNone ? box->keepingStrides() : *box);
+    }
+  }
+
+  // Requests the elements that the operator reads to write those in the boxes. Returns boxes with all that it writes.
+  RequestedBoxes widenedForParts(const LiveOperator& live, RequestedBoxes widened, PartRule rule) {
+    // A box that is merged from widened ones may be too narrow again. Each turn replaces a box by a wider one, and no
+    // box contains another, so the requested elements grow until none is missing.
+    for (bool is_done = false; !is_done;) {
+      is_done = true;
+      for (const Box& box : std::vector<Box>{widened.boxes()}) {
+        const Box wider = widenedForPart(live, box, rule);
+        if (!box.contains(wider)) {
+          widened.add(wider);
+          is_done = false;
+        }
+      }
+    }
+    return widened;
+  }
+
+  // Requests the elements that the operator reads to write those in the box. Returns the box with all that it writes.
+  Box widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
+    const OpNode& node = *live.node;
+    if (rule == PartRule::kRandomFill) {
+      return box.withWholeElements(writtenGeometry(node).dtype.itemsize());
+    }
+    const auto ranges = box.widenToElementsOf(writtenGeometry(node));
+    if (!ranges) {
+      return box;
+    }
+    const auto reads = readsForPart(node, rule, *ranges);
+    for (const auto i : c10::irange(reads.size())) {
+      const LiveValue& value = live.arguments[i];
+      if (value.hasWriter() && reads[i] && node.writtenTo(i) == nullptr) {
+        request(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry(), *reads[i])));
+      }
+    }
+    return box;
+  }
+
+  // A call that runs once needs, for each storage that it writes, all that it touches in one part.
+  void widenForAll(const LiveOperator& live, std::size_t output, PartRule rule) {
+    const OpNode& node = *live.node;
+    const WrittenStorage& written = node.written()[output];
+    const Grid& grid = gridOf(live, output);
+    const StorageValue* recorded = node.tensors()[written.position].value.get();
+    std::optional<Box> touched;
+    for (const auto i : c10::irange(node.tensors().size())) {
+      const StorageValue* value = node.tensors()[i].value.get();
+      if (value == nullptr || !isSameValue(*value, *recorded)) {
+        continue;
+      }
+      const auto box = grid.boxOf(node.tensors()[i].geometry());
+      if (box) {
+        const Box needed = rule == PartRule::kAnyLayout ? *box : box->keepingStrides();
+        touched = touched ? touched->with(needed) : needed;
+      }
+    }
+    // `resize_` and similar operators change the size of the storage.
+    if (reachesBeyondElements(node.op()) || node.op().hasTag(at::Tag::inplace_view)) {
+      touched = grid.whole();
+    }
+    if (touched) {
+      RequestedBoxes& requested = requested_.of(live.place)[output];
+      Box box = requested.addWithAll(*touched);
+      while (rule != PartRule::kAnyLayout && !box.contains(box.keepingStrides())) {
+        box = requested.addWithAll(box.keepingStrides());
+      }
+    }
+  }
 
   const LiveGraph& graph_;
   std::vector<Chain> chains_;
   PerOutput<std::size_t> chain_of_;
   PerOutput<RequestedBoxes> requested_;
 };
-
-// ---- Forward ----
-
-void DemandPass::addToChains(const LiveOperator& live) {
-  const OpNode& node = *live.node;
-  for (const auto i : c10::irange(node.written().size())) {
-    chain_of_.of(live.place)[i] = chainOfOutput(live, node.written()[i]);
-  }
-  for (const auto i : c10::irange(node.tensors().size())) {
-    const LiveValue& value = live.arguments[i];
-    if (value.hasWriter()) {
-      Chain& chain = chains_[chain_of_.of(value)];
-      (readsPart(live, i) ? chain.parts : chain.others).push_back(&node.tensors()[i].geometry());
-    }
-  }
-  for (const auto i : c10::irange(node.written().size())) {
-    const WrittenStorage& written = node.written()[i];
-    Chain& chain = chains_[chain_of_.of(live.place)[i]];
-    chain.others.push_back(&written.geometry());
-    if (written.is_argument) {
-      chain.others.push_back(&node.tensors()[written.position].geometry());
-    }
-  }
-}
-
-std::size_t DemandPass::chainOfOutput(const LiveOperator& live, const WrittenStorage& written) {
-  if (written.is_argument && !written.was_resized) {
-    const LiveValue& before = live.arguments[written.position];
-    if (before.hasWriter()) {
-      return chain_of_.of(before);
-    }
-  }
-  chains_.emplace_back();
-  return chains_.size() - 1;
-}
-
-void DemandPass::makeGrids() {
-  const auto note = [this](const LiveValue& value) {
-    if (value.hasWriter()) {
-      Chain& chain = chains_[chain_of_.of(value)];
-      chain.nbytes = std::max(chain.nbytes, value.value->nbytes());
-      chain.device = value.value->device();
-    }
-  };
-  for (const LiveOperator& live : graph_.operators) {
-    std::for_each(live.arguments.begin(), live.arguments.end(), note);
-  }
-  std::for_each(graph_.wanted.begin(), graph_.wanted.end(), note);
-  for (Chain& chain : chains_) {
-    chain.parts.insert(chain.parts.end(), chain.others.begin(), chain.others.end());
-    chain.grid = Grid::of(chain.nbytes, chain.parts);
-  }
-}
-
-// ---- Back ----
-
-void DemandPass::request(const LiveValue& value, const std::optional<Box>& box) {
-  if (!value.hasWriter() || !box) {
-    return;
-  }
-  const bool is_on_cpu = value.value->device().is_cpu();  // copying a run of bytes on a GPU launches a kernel
-  const Box needed = is_on_cpu ? *box : box->withoutSteps();
-  requested_.of(value).add(value.value->isPinned() ? box->grid().whole() : needed);
-}
-
-void DemandPass::requestAll(const LiveValue& value) {
-  if (value.hasWriter()) {
-    request(value, gridOf(value).whole());
-  }
-}
-
-// Call it after all readers have been visited.
-NeededParts DemandPass::partsOf(const LiveOperator& live, std::size_t output) const {
-  const RequestedBoxes& requested = requested_.of(live.place)[output];
-  return requested.isAll()
-             ? nullptr
-             : std::make_shared<Boxes>(requested.boxes(), chains_[chain_of_.of(live.place)[output]].device);
-}
-
-// Returns false if only tensors without elements show the outputs.
-bool DemandPass::isRequested(const LiveOperator& live) const {
-  const std::vector<RequestedBoxes>& outputs = requested_.of(live.place);
-  return std::any_of(outputs.begin(), outputs.end(),
-                     [](const RequestedBoxes& requested) { return !requested.boxes().empty(); });
-}
-
-void DemandPass::visit(const LiveOperator& live, PartRule rule) {
-  const OpNode& node = *live.node;
-  if (!isRequested(live)) {
-    return;
-  }
-  for (const auto i : c10::irange(node.written().size())) {
-    visitOutput(live, i, rule);
-  }
-  // Operators that run for parts have already requested their inputs.
-  const bool is_partial = isForParts(rule) && !requested_.of(live.place).front().isAll();
-  for (const auto i : c10::irange(node.tensors().size())) {
-    if (!is_partial && node.writtenTo(i) == nullptr) {
-      requestTensor(live, i, rule);
-    }
-  }
-}
-
-void DemandPass::visitOutput(const LiveOperator& live, std::size_t output, PartRule rule) {
-  const OpNode& node = *live.node;
-  const WrittenStorage& written = node.written()[output];
-  RequestedBoxes& requested = requested_.of(live.place)[output];
-  if (written.was_resized || (!written.is_argument && !isForParts(rule))) {
-    requested.add(gridOf(live, output).whole());
-  } else if (!isForParts(rule)) {
-    widenForAll(live, output, rule);
-  } else {
-    requested = widenedForParts(live, requested, rule);
-  }
-  const LiveValue before = written.is_argument ? live.arguments[written.position] : LiveValue{};
-  if (written.was_resized) {
-    requestAll(before);
-    return;
-  }
-  for (const Box& box : requested.boxes()) {
-    request(before, box);
-  }
-}
-
-// Requests the elements that the operator reads to write those in the boxes. Returns boxes with all that it writes.
-RequestedBoxes DemandPass::widenedForParts(const LiveOperator& live, RequestedBoxes widened, PartRule rule) {
-  // A box that is merged from widened ones may be too narrow again. Each turn replaces a box by a wider one, and no
-  // box contains another, so the requested elements grow until none is missing.
-  for (bool is_done = false; !is_done;) {
-    is_done = true;
-    for (const Box& box : std::vector<Box>{widened.boxes()}) {
-      const Box wider = widenedForPart(live, box, rule);
-      if (!box.contains(wider)) {
-        widened.add(wider);
-        is_done = false;
-      }
-    }
-  }
-  return widened;
-}
-
-// Requests the elements that the operator reads to write those in the box. Returns the box with all that it writes.
-Box DemandPass::widenedForPart(const LiveOperator& live, Box box, PartRule rule) {
-  const OpNode& node = *live.node;
-  if (rule == PartRule::kRandomFill) {
-    return box.withWholeElements(writtenGeometry(node).dtype.itemsize());
-  }
-  const auto ranges = box.widenToElementsOf(writtenGeometry(node));
-  if (!ranges) {
-    return box;
-  }
-  const auto reads = readsForPart(node, rule, *ranges);
-  for (const auto i : c10::irange(reads.size())) {
-    const LiveValue& value = live.arguments[i];
-    if (value.hasWriter() && reads[i] && node.writtenTo(i) == nullptr) {
-      request(value, gridOf(value).boxOf(narrowed(node.tensors()[i].geometry(), *reads[i])));
-    }
-  }
-  return box;
-}
-
-// A call that runs once needs, for each storage that it writes, all that it touches in one part.
-void DemandPass::widenForAll(const LiveOperator& live, std::size_t output, PartRule rule) {
-  const OpNode& node = *live.node;
-  const WrittenStorage& written = node.written()[output];
-  const Grid& grid = gridOf(live, output);
-  const StorageValue* recorded = node.tensors()[written.position].value.get();
-  std::optional<Box> touched;
-  for (const auto i : c10::irange(node.tensors().size())) {
-    const StorageValue* value = node.tensors()[i].value.get();
-    if (value == nullptr || !isSameValue(*value, *recorded)) {
-      continue;
-    }
-    const auto box = grid.boxOf(node.tensors()[i].geometry());
-    if (box) {
-      const Box needed = rule == PartRule::kAnyLayout ? *box : box->keepingStrides();
-      touched = touched ? touched->with(needed) : needed;
-    }
-  }
-  // `resize_` and similar operators change the size of the storage.
-  if (reachesBeyondElements(node.op()) || node.op().hasTag(at::Tag::inplace_view)) {
-    touched = grid.whole();
-  }
-  if (touched) {
-    RequestedBoxes& requested = requested_.of(live.place)[output];
-    Box box = requested.addWithAll(*touched);
-    while (rule != PartRule::kAnyLayout && !box.contains(box.keepingStrides())) {
-      box = requested.addWithAll(box.keepingStrides());
-    }
-  }
-}
-
-void DemandPass::requestTensor(const LiveOperator& live, std::size_t tensor, PartRule rule) {
-  const LiveValue& value = live.arguments[tensor];
-  if (!value.hasWriter()) {
-    return;
-  }
-  if (reachesBeyondElements(live.node->op())) {
-    requestAll(value);
-    return;
-  }
-  const auto box = gridOf(value).boxOf(live.node->tensors()[tensor].geometry());
-  if (box) {
-    request(value, rule == PartRule::kNone ? box->keepingStrides() : *box);
-  }
-}
 
 }  // namespace
 
