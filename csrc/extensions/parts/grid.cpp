@@ -412,10 +412,7 @@ void copyBytes(
                 static_cast<const std::byte*>(from.data()) + from_byte, toSize(count));
     return;
   }
-  const auto bytes = [count](const Storage& storage, std::int64_t begin) {
-    return bytesAt(storage, toSize(begin), toSize(count));
-  };
-  bytes(to, to_byte).copy_(bytes(from, from_byte));
+  bytesAt(to, toSize(to_byte), toSize(count)).copy_(bytesAt(from, toSize(from_byte), toSize(count)));
 }
 
 Geometry shownIn(const Part& part, const Geometry& geometry) {

@@ -14,7 +14,6 @@
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
-#include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/support/included_key.h"
 #include "../../libraries/support/stack_utils.h"

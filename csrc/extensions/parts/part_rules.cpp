@@ -5,7 +5,6 @@
 
 #include <c10/util/irange.h>
 
-#include "../../core/deferred_init/plan/liveness.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../libraries/fills/fill.h"
 #include "../../libraries/support/plain_tensors.h"

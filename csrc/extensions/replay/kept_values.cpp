@@ -171,10 +171,6 @@ SharedCopies& sharedCopies() {
   return *copies;
 }
 
-Storage sharedCopyOf(const Tensor& bytes, std::size_t offset) {
-  return sharedCopies().of(bytes, offset);
-}
-
 IsUnchanged watch(const Tensor& tensor) {
   return [tensor, digest = digestOf(tensor)] { return digestOf(tensor) == digest; };
 }
@@ -184,7 +180,9 @@ IsUnchanged watch(const Tensor& tensor) {
 void registerKeptValues() {
   hooks().computed_values.mayKeep = &mayKeep;
   hooks().computed_values.keep = &keep;
-  hooks().external_values.copyOf = &sharedCopyOf;
+  hooks().external_values.copyOf = [](const Tensor& bytes, std::size_t offset) {
+    return sharedCopies().of(bytes, offset);
+  };
   hooks().external_values.watch = &watch;
 }
 

@@ -266,27 +266,24 @@ bool isNormal(std::string_view name) {
   return name == "aten::normal_" || name == "aten::log_normal_";
 }
 
-// The properties of a tensor that the number of draws of a fill depends on.
-struct Target {
-  int64_t numel;
-  c10::ScalarType dtype;
-  bool is_contiguous;
-};
-
+// The number of draws depends on these properties of the filled tensor.
 TapePositionPtr takeDrawsOfFill(const OperatorHandle& op,
                                 const Stack& stack,
-                                Target target,
+                                int64_t numel,
+                                c10::ScalarType dtype,
+                                bool is_contiguous,
                                 const Generator& generator) {
-  if (target.numel == 0) {
+  if (numel == 0) {
     return takeDraws(generator, 0);
   }
   const std::string& name = op.schema().name();
   // These two fill a complex tensor as a real one with twice the elements (DistributionTemplates.h). Operators that
   // refuse complex tensors raise in the trial.
-  const bool is_complex = c10::isComplexType(target.dtype) && (isNormal(name) || name == "aten::uniform_");
-  const auto dtype = is_complex ? c10::toRealValueType(target.dtype) : target.dtype;
-  const int64_t numel = target.numel * (is_complex ? 2 : 1);
-  if (name == "aten::normal_" && numel >= kNormalChunk && target.is_contiguous) {
+  if (c10::isComplexType(dtype) && (isNormal(name) || name == "aten::uniform_")) {
+    dtype = c10::toRealValueType(dtype);
+    numel *= 2;
+  }
+  if (name == "aten::normal_" && numel >= kNormalChunk && is_contiguous) {
     return takeDraws(generator, countChunkedNormals(op, stack, numel, dtype));
   }
   if (isNormal(name)) {
@@ -312,7 +309,7 @@ TapePositionPtr takeDrawsOf(const OperatorHandle& op, const Stack& stack, const 
   if (self.is_conj() || self.is_neg()) {
     return nullptr;  // the copy that is filled may be contiguous even if `self` is not
   }
-  return takeDrawsOfFill(op, stack, {self.numel(), self.scalar_type(), self.is_contiguous()}, generator);
+  return takeDrawsOfFill(op, stack, self.numel(), self.scalar_type(), self.is_contiguous(), generator);
 }
 
 std::uint64_t skipFill(const std::string& name,
@@ -330,7 +327,7 @@ std::uint64_t skipFill(const std::string& name,
   Stack stack{Tensor{}};
   stack.insert(stack.end(), numbers.begin(), numbers.end());
   stack.emplace_back();
-  return takeDrawsOfFill(op, stack, {numel, dtype, /*is_contiguous=*/true}, generator)->length().value_or(0);
+  return takeDrawsOfFill(op, stack, numel, dtype, /*is_contiguous=*/true, generator)->length().value_or(0);
 }
 
 // ---- Replays ----

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 
 #include "../../core/deferred_init/random/tape.h"
@@ -125,6 +124,7 @@ class PhiloxTape final : public Tape {
     Generator generator = given;
     const std::lock_guard lock(generator.mutex());
     const auto arguments = argumentsOf(op, stack);
+    // `torch.Generator("cuda")` has no index: it draws on the device of the tensor.
     const c10::Device device = cudaDeviceOf(arguments).value_or(withIndex(generator.device()));
     const auto draws = philoxDrawsOf(op, stack, philoxGpuOf(device));
     if (!draws) {

@@ -37,7 +37,6 @@
 
 #include "../../core/fake/cache/call_key.h"
 #include "../../core/fake/calls/op_traits.h"
-#include "../../core/fake/meta/device_rules.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../core/torch_internals/error_texts.h"
@@ -79,15 +78,6 @@ bool refusesRepeatedWrites(const OperatorHandle& op) {
   return isElementwise(op) || (name.back() == '_' && name.rfind("aten::_", 0) != 0);
 }
 
-// The bytes that a tensor without gaps occupies.
-struct Extent {
-  std::size_t begin;
-  std::size_t end;
-
-  explicit Extent(const Tensor& tensor)
-      : begin{toSize(tensor.storage_offset()) * tensor.itemsize()}, end{begin + tensor.nbytes()} {}
-};
-
 // Decides as `at::get_overlap_status()` does: it ignores tensors with gaps, and full overlap is harmless if the strides
 // are equal.
 bool overlapsPartially(const Tensor& a, const Tensor& b) {
@@ -95,12 +85,12 @@ bool overlapsPartially(const Tensor& a, const Tensor& b) {
       a.numel() == 0 || b.numel() == 0 || !a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense()) {
     return false;
   }
-  const Extent first{a};
-  const Extent second{b};
-  if (first.begin == second.begin && first.end == second.end) {
+  const std::size_t begin_a = toSize(a.storage_offset()) * a.itemsize();
+  const std::size_t begin_b = toSize(b.storage_offset()) * b.itemsize();
+  if (begin_a == begin_b && a.nbytes() == b.nbytes()) {
     return a.strides() != b.strides();
   }
-  return first.begin < second.end && second.begin < first.end;
+  return begin_a < begin_b + b.nbytes() && begin_b < begin_a + a.nbytes();
 }
 
 // Returns true for a `copy_` that does nothing (`copy_impl()`, Copy.cpp).

@@ -1,7 +1,6 @@
 #include "stand_ins.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <numeric>
 #include <set>
@@ -89,7 +88,7 @@ void copyElements(Tensor tensor, Tensor value) {
 
 // Returns strides for smaller sizes that compare like those of `tensor`. Equal ones stay equal (the sizes then
 // determine the order of their dimensions), gaps and overlaps stay, and expanded dimensions stay expanded.
-c10::DimVector stridesLike(const Tensor& tensor, c10::IntArrayRef smaller) {
+c10::DimVector smallerStrides(const Tensor& tensor, c10::IntArrayRef smaller) {
   const c10::IntArrayRef sizes = tensor.sizes();
   const c10::IntArrayRef strides = tensor.strides();
   std::vector<std::size_t> order(sizes.size());
@@ -112,11 +111,6 @@ c10::DimVector stridesLike(const Tensor& tensor, c10::IntArrayRef smaller) {
     smaller_dense = std::max(smaller_dense, smaller_last * std::max<int64_t>(smaller[dim], 1));
   }
   return result;
-}
-
-// Returns true for an argument with pivots. LAPACK counts them from 1, does not check them, and would write anywhere.
-bool isPivots(const c10::Argument& argument) {
-  return argument.name().find("pivots") != std::string::npos;
 }
 
 // Returns true for an argument of type `SymInt`, like declared sizes, or `int[]`, like the sizes of pooling kernels.
@@ -202,7 +196,7 @@ class StandIns {
       c10::DimVector sizes(tensor.sizes());
       std::transform(sizes.begin(), sizes.end(), sizes.begin(),
                      [this](int64_t size) { return likeness_.scale.of(size); });
-      return makeAlone(tensor, sizes, stridesLike(tensor, sizes));
+      return makeAlone(tensor, sizes, smallerStrides(tensor, sizes));
     }
     const bool is_shared = likeness_.is_whole || tensor.storage().nbytes() <= kSmallStorage;
     if (dtype != tensor.scalar_type() || !is_shared || !holdsItsElements(tensor)) {
@@ -246,8 +240,8 @@ class StandIns {
   }
 
   Fill fillFor(const Tensor& tensor, const c10::Argument& argument) const {
-    if (isPivots(argument)) {
-      return Fill::kOnes;
+    if (argument.name().find("pivots") != std::string::npos) {
+      return Fill::kOnes;  // LAPACK counts pivots from 1, does not check them, and would write anywhere
     }
     return trusts_indices_ && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) ? Fill::kZeros
                                                                                                : likeness_.fill;

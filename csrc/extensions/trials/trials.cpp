@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <numeric>
 #include <optional>
 #include <unordered_set>
 #include <utility>
