@@ -15,6 +15,7 @@
 #include "../../core/fake/fake.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
+#include "../../core/hooks/hooks.h"
 #include "../support/autograd.h"
 #include "../values/factories_of_call.h"
 #include "gradient_factories.h"
@@ -37,7 +38,8 @@ Tensor maxPool1dWithIndices(const Tensor& self,
     return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
   } catch (const c10::Error&) {
     const Stack arguments{self, kernel_size.vec(), stride.vec(), padding.vec(), dilation.vec(), ceil_mode};
-    hooks().trials.tryOut(TrialReason::kMetaKernelRefuses, op, arguments, {});  // the composite may have another message
+    // The composite kernel may have another message.
+    hooks().trials.tryOut(TrialReason::kMetaKernelRefuses, op, arguments, {});
     throw;
   }
 }
