@@ -3,7 +3,7 @@
 namespace torchext {
 
 // The functions by which these extensions answer the hooks of the core. Called once each, while the library is loaded
-// (extensions/registration.cpp). They are declared here because nothing else of their files is used elsewhere.
+// (extensions/registration.cpp), which needs nothing else of their files.
 void registerFakeValues();
 void registerKernelTrials();
 void registerDeviceKernels();
