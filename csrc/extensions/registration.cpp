@@ -15,7 +15,7 @@
 #include "dispatch/hit_checks.h"
 #include "dispatch/resize.h"
 #include "dispatch/unboxed.h"
-#include "kernels/device_checks.h"
+#include "kernels/device_kernels.h"
 #include "layouts/layouts.h"
 #include "marks/origins.h"
 #include "marks/tensor_marks.h"

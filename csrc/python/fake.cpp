@@ -23,7 +23,7 @@
 #include "../extensions/cuda/fake_cuda.h"
 #include "../extensions/cuda/philox.h"
 #include "../extensions/dispatch/hit_checks.h"
-#include "../extensions/kernels/device_checks.h"
+#include "../extensions/kernels/device_kernels.h"
 #include "../extensions/layouts/sparse_fakes.h"
 #include "../extensions/values/known_values.h"
 #include "../libraries/support/locks.h"

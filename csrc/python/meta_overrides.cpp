@@ -13,7 +13,7 @@
 
 #include "../core/fake/meta/meta_kernel.h"
 #include "../core/hooks/hooks.h"
-#include "../extensions/kernels/promoted_strides.h"
+#include "../extensions/kernels/device_kernels.h"
 #include "../libraries/support/plain_tensors.h"
 #include "../libraries/support/stack_utils.h"
 #include "bind.h"

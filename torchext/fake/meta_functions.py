@@ -51,7 +51,7 @@ def install() -> None:
 def _native_functions() -> tuple[set[str], set[str]]:
     """Return the operators whose CUDA kernels compare devices, and those that share code between CPU and CUDA.
 
-    Source: native_functions.yaml (see csrc/extensions/kernels/device_checks.h).
+    Source: native_functions.yaml (see csrc/extensions/kernels/device_kernels.h).
     """
     comparing, shared = set(), set()
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"

@@ -1,16 +1,19 @@
+#include "device_kernels.h"
+
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <atomic>
+#include <memory>
 #include <string_view>
-#include <utility>
+#include <vector>
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/stack.h>
+#include <ATen/native/TypeProperties.h>
 #include <ATen/ops/_efficientzerotensor.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/ArrayRef.h>
 
 #include "../../core/fake/cache/result_recipe.h"
 #include "../../core/fake/calls/errors.h"
@@ -18,11 +21,9 @@
 #include "../../core/fake/calls/recording.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/operator_table.h"
+#include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/refused_dtypes.h"
-#include "../support/registrations.h"
-#include "device_checks.h"
-#include "promoted_strides.h"
 
 namespace torchext {
 
@@ -51,13 +52,86 @@ std::optional<DispatchKey> kernelForZeroTensors(const OperatorHandle& op, ArrayR
              : std::nullopt;
 }
 
-// `dot()` and `vdot()` in Blas.cpp.
-// Replaces the meta result of a call whose kernel returns such zeros: `dot`.
+// Replaces the meta result of a call whose kernel returns such zeros: `dot()` and `vdot()` in Blas.cpp.
 void correctForZeroTensors(const OperatorHandle& op, ArrayRef<IValue> arguments, torch::jit::Stack& results) {
   constexpr std::array<std::string_view, 2> kReturnZeros{"aten::dot", "aten::vdot"};
   if (isAmong(kReturnZeros, op.operator_name().name) && hasZeroTensor(arguments)) {
     const Tensor& meta = results.front().toTensor();
     results.front() = at::_efficientzerotensor(meta.sizes(), meta.options());
+  }
+}
+
+std::function<NativeFunctions()>& reader() {
+  static auto* const read = new std::function<NativeFunctions()>;  // leaked: threads run operators until the end
+  return *read;
+}
+
+// Several threads may read the names if they need them at the same time. A lock, or a static variable during its
+// initialization, would stay locked in a child process forked in the meantime.
+const NativeFunctions& namesOfOperators() {
+  static std::atomic<const NativeFunctions*> names{nullptr};
+  const NativeFunctions* known = names.load(std::memory_order_acquire);
+  if (known == nullptr) {
+    auto read = std::make_unique<const NativeFunctions>(reader() ? reader()() : NativeFunctions{});
+    if (names.compare_exchange_strong(known, read.get(), std::memory_order_acq_rel)) {
+      return *read.release();
+    }
+  }
+  return *known;
+}
+
+bool comparesDevices(const OperatorHandle& op) {
+  return namesOfOperators().first.count(c10::toString(op.operator_name())) != 0;
+}
+
+// The order of dimensions in the results of elementwise operators on CUDA:
+//
+// A TensorIterator converts arguments whose dtype is not the common one. On the CPU and on the meta device it copies
+// them first (`TensorIteratorBase::compute_types()`). The copy of an expanded tensor is contiguous, which can determine
+// the order of the result's dimensions. CUDA kernels convert elements when loading them, so there the expanded tensor
+// does not affect the order.
+
+bool isExpanded(const Tensor& tensor) {
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Like the copies of TensorIteratorBase::compute_types().
+std::vector<Tensor> converted(std::vector<Tensor> tensors, c10::ScalarType dtype) {
+  for (Tensor& tensor : tensors) {
+    if (tensor.scalar_type() != dtype) {
+      tensor = at::empty_like(tensor, tensor.options().dtype(dtype));
+    }
+  }
+  return tensors;
+}
+
+// Returns true if copies of the arguments could change the order.
+bool mayDecideOrder(ArrayRef<IValue> arguments) {
+  std::optional<c10::ScalarType> first;
+  return allTensors(arguments, [](const Tensor& tensor) { return tensor.layout() == c10::kStrided; }) &&
+         hasTensor(arguments, isExpanded) && hasTensor(arguments, [&first](const Tensor& tensor) {
+           first = first.value_or(tensor.scalar_type());
+           return tensor.scalar_type() != *first;
+         });
+}
+
+// Gives the only result of an elementwise operator, computed by its Meta kernel, the strides that it has on CUDA.
+void giveStridesOfCuda(ArrayRef<IValue> arguments, Stack& results) {
+  if (results.size() != 1 || !results.front().isTensor() || !mayDecideOrder(arguments)) {
+    return;
+  }
+  std::vector<Tensor> tensors;
+  forEachTensor(arguments, [&tensors](const Tensor& tensor) { tensors.push_back(emptyOnMeta(tensor)); });
+  const Tensor& result = results.front().toTensor();
+  const Tensor of_copies = resultOfIterator(converted(tensors, at::native::result_type(tensors)), result.scalar_type());
+  // Some Meta kernels are formulas of several steps and computed the result differently.
+  if (of_copies.sizes() == result.sizes() && of_copies.strides() == result.strides()) {
+    results.front() = resultOfIterator(tensors, result.scalar_type());
   }
 }
 
@@ -93,7 +167,7 @@ void sizeWorkspace(const OperatorHandle& op, Arguments arguments, c10::Device de
 
 // Corrects the results of the Meta kernel, on the meta device: for zeros of forward AD (NOTE [Zeros of forward AD]),
 // and for the device that the fakes claim. Meta kernels ignore it when they choose the order of dimensions of
-// elementwise operators (promoted_strides.h). torchext/fake/meta_overrides.py has the corrections that are needed less
+// elementwise operators. torchext/fake/meta_overrides.py has the corrections that are needed less
 // often.
 void correctForDevice(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
   const auto& returns = op.schema().returns();
@@ -125,6 +199,38 @@ void registerDeviceKernels() {
   kernels.correct = &correctForDevice;
   kernels.compareDevices = &comparesDevices;
   hooks().decompositions.add(&kernelForZeroTensors);
+}
+
+void setNativeFunctions(std::function<NativeFunctions()> read) {
+  reader() = std::move(read);
+}
+
+bool sharesKernels(const OperatorHandle& op) {
+  return namesOfOperators().second.count(c10::toString(op.operator_name())) != 0;
+}
+
+std::optional<DispatchKey> kernelForSeveralDevices(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  constexpr DispatchKey kSlow = DispatchKey::CompositeExplicitAutograd;
+  if (op.schema().name().rfind("aten::_foreach_", 0) != 0 || !op.hasKernelForDispatchKey(kSlow)) {
+    return std::nullopt;
+  }
+  std::optional<c10::Device> first;
+  const bool differs = std::any_of(arguments.begin(), arguments.end(), [&first](const IValue& argument) {
+    return argument.isTensorList() && hasTensor(argument, [&first](const Tensor& tensor) {
+             first = first.value_or(tensor.device());
+             return *first != tensor.device();
+           });
+  });
+  return differs ? std::optional{kSlow} : std::nullopt;
+}
+
+Tensor resultOfIterator(ArrayRef<Tensor> tensors, c10::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).declare_static_dtype_and_device(dtype, c10::kMeta).add_owned_output(Tensor{});
+  for (const Tensor& tensor : tensors) {
+    config.add_owned_const_input(emptyOnMeta(tensor));
+  }
+  return config.build().output();
 }
 
 }  // namespace torchext

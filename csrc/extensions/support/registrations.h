@@ -6,7 +6,6 @@ namespace torchext {
 // (extensions/registration.cpp), which needs nothing else of their files.
 void registerFakeValues();
 void registerKernelTrials();
-void registerDeviceKernels();
 void registerTwisterTape();
 void registerPhiloxTape();
 void registerReplayFill();

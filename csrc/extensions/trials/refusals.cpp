@@ -43,7 +43,7 @@
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
-#include "../kernels/device_checks.h"
+#include "../kernels/device_kernels.h"
 #include "../support/allocation_limit.h"
 #include "../support/registrations.h"
 #include "stand_ins.h"

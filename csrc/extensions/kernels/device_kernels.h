@@ -14,6 +14,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
@@ -21,16 +22,15 @@
 
 namespace torchext {
 
-// The names of the operators for which `comparesDevices()`, and of those for which `sharesKernels()` returns true.
+// Answers the hooks of `DeviceKernels`. Call while the library is loaded.
+void registerDeviceKernels();
+
+// The names of the operators that have that comparison, and of those for which `sharesKernels()` returns true.
 using NativeFunctions = std::pair<std::unordered_set<std::string>, std::unordered_set<std::string>>;
-using ReadNativeFunctions = std::function<NativeFunctions()>;
 
-// Sets the function that reads the file. It is called at the first use of the functions below. Call once, before there
-// are fakes. Without it, both return false.
-TORCHEXT_API void setNativeFunctions(ReadNativeFunctions read);
-
-// Returns true if `op` has that comparison.
-bool comparesDevices(const c10::OperatorHandle& op);
+// Sets the function that reads the file. It is called when the names are first needed. Call once, before there are
+// fakes. Without it, there are no names.
+TORCHEXT_API void setNativeFunctions(std::function<NativeFunctions()> read);
 
 // Returns true if one function implements `op` on the CPU and on CUDA, or if its kernels are built on a TensorIterator,
 // according to the file. Then both devices make the checks of this function. Loops that only the CPU has may check
@@ -41,5 +41,8 @@ bool sharesKernels(const c10::OperatorHandle& op);
 // each tensor, like CUDA's kernels then do (`can_use_fast_route()`, ForeachUtils.h). Returns nothing for other calls.
 std::optional<c10::DispatchKey> kernelForSeveralDevices(const c10::OperatorHandle& op,
                                                         c10::ArrayRef<c10::IValue> arguments);
+
+// Returns the result of a TensorIterator over `tensors`, on the meta device and in `dtype`. Numbers may be on the CPU.
+TORCHEXT_API at::Tensor resultOfIterator(c10::ArrayRef<at::Tensor> tensors, c10::ScalarType dtype);
 
 }  // namespace torchext
