@@ -13,8 +13,6 @@
 #include "cuda/virtual_table.h"
 #include "dispatch/foreign_fakes.h"
 #include "dispatch/hit_checks.h"
-#include "dispatch/resize.h"
-#include "dispatch/unboxed.h"
 #include "kernels/device_kernels.h"
 #include "layouts/layouts.h"
 #include "marks/origins.h"
@@ -42,7 +40,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   Hooks& all = hooks();
   registerCollectives();
   registerFakeValues();
-  registerResize();
+  registerUnboxedCalls();
   registerLayouts();
   registerHitChecks();
   registerKernelTrials();
@@ -54,7 +52,6 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   all.on_composites_key.add(&registerValueShortcuts);
   all.on_composites_key.add(&registerComposites);
   all.on_lazy_bits = &prepareOperatorsForLazyBits;
-  all.on_fake_key.add(&registerUnboxedCalls);
   all.on_fake_key.add([] { makeGradientsFake(true); });
   registerTwisterTape();
   registerPhiloxTape();

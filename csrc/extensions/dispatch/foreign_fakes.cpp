@@ -72,6 +72,10 @@ bool isOrWasOurs(const at::TensorBase& tensor) {
   return isFake(tensor) || tensor.key_set().has_all(kFakeKeys);
 }
 
+bool isForeign(const at::TensorBase& tensor) {
+  return tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
+}
+
 // The owners of the fakes among the arguments of a call.
 struct Fakes {
   bool ours = false;
@@ -81,9 +85,8 @@ struct Fakes {
 Fakes fakesAmong(ArrayRef<IValue> arguments) {
   Fakes fakes;
   forEachTensor(arguments, [&fakes](const Tensor& tensor) {
-    const bool is_ours = isOrWasOurs(tensor);
-    fakes.ours = fakes.ours || is_ours;
-    fakes.foreign = fakes.foreign || (!is_ours && tensor.key_set().has(DispatchKey::Fake));
+    fakes.ours = fakes.ours || isOrWasOurs(tensor);
+    fakes.foreign = fakes.foreign || isForeign(tensor);
   });
   return fakes;
 }
@@ -120,14 +123,19 @@ bool isOurs(const OperatorHandle& op, const Stack& stack) {
   return fakes.ours || (!fakes.foreign && !isInForeignBlock());
 }
 
-void callForeign(const RegisteredKernel& foreign, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+// Handles a call that has arrived at the `Fake` key, or passes it to the other owner's kernel, which may be null.
+void callOwner(const RegisteredKernel* foreign, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (foreign == nullptr || isOurs(op, *stack)) {
+    fakeFallback(op, keys, stack);
+    return;
+  }
   // PyTorch's fallback enters the mode of its tensors for a call, and leaving it removes the key from the thread
   // (`FakeTensorModeTLS::reset_state()`), even in our blocks.
   const IncludedKey unchanged{DispatchKey::Fake, c10::impl::tls_is_dispatch_key_included(DispatchKey::Fake)};
-  if (foreign.kernel.isFallthrough()) {
+  if (foreign->kernel.isFallthrough()) {
     op.redispatchBoxed(keys & kBelowFake, stack);
   } else {
-    foreign.kernel.callBoxed(op, keys, stack);
+    foreign->kernel.callBoxed(op, keys, stack);
   }
 }
 
@@ -137,16 +145,16 @@ class SharedKernel final : public c10::OperatorKernel {
   explicit SharedKernel(RegisteredKernel foreign) : foreign_{std::move(foreign)} {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
-    if (isOurs(op, *stack)) {
-      fakeFallback(op, keys, stack);
-    } else {
-      callForeign(foreign_, op, keys, stack);
-    }
+    callOwner(&foreign_, op, keys, stack);
   }
 
  private:
   const RegisteredKernel foreign_;
 };
+
+void sharedFallback(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  callOwner(foreignFallback(), op, keys, stack);
+}
 
 // Our kernels on the `Fake` key of single operators.
 using SharedKernels = std::unordered_map<c10::OperatorName, KernelIdentity>;
@@ -158,21 +166,9 @@ SharedKernels& sharedKernels() {
 
 void replaceKernelOf(const OperatorHandle& op, RegisteredKernel foreign) {
   const NoWarnings no_warnings;  // PyTorch warns about replaced kernels
-  const std::string name_space{namespaceOf(op.operator_name())};
-  // Leaked: kernels may be in flight until the process ends.
-  auto* library = new torch::Library(torch::Library::IMPL, name_space, DispatchKey::Fake, __FILE__, __LINE__);
-  library->impl(c10::toString(op.operator_name()).c_str(),
-                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SharedKernel>(std::move(foreign))));
-}
-
-// Handles a call that has arrived at the `Fake` key, or passes it to the other owner's fallback.
-void callOwner(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const RegisteredKernel* foreign = foreignFallback();
-  if (foreign == nullptr || isOurs(op, *stack)) {
-    fakeFallback(op, keys, stack);
-  } else {
-    callForeign(*foreign, op, keys, stack);
-  }
+  permanentLibrary(DispatchKey::Fake, std::string{namespaceOf(op.operator_name())})
+      .impl(c10::toString(op.operator_name()).c_str(),
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SharedKernel>(std::move(foreign))));
 }
 
 void shareKernelOf(const OperatorHandle& op) {
@@ -207,7 +203,7 @@ void shareKey() {
   foreignFallback().store(new RegisteredKernel{fallbackOf(DispatchKey::Fake)}, std::memory_order_release);
   setFakeKeyShared();
   removeFallback(DispatchKey::Fake);
-  registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+  registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&sharedFallback>());
   shareKernels();
 }
 
@@ -218,12 +214,8 @@ void repairFallback() {
   }
   const Locked lock{LockRank::kForeignKernels};
   if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
-    registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&callOwner>());
+    registerFallback(DispatchKey::Fake, torch::CppFunction::makeFromBoxedFunction<&sharedFallback>());
   }
-}
-
-bool isForeign(const at::TensorBase& tensor) {
-  return tensor.key_set().has(DispatchKey::Fake) && !isOrWasOurs(tensor);
 }
 
 }  // namespace

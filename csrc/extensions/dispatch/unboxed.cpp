@@ -1,9 +1,21 @@
-#include "unboxed.h"
+// NOTE [Unboxed calls]
+//
+// The fallback of the `Fake` key is called with boxed arguments. Boxing costs more than a view of a real tensor: a
+// tensor that only Python holds gets a second reference, for which PyTorch takes the interpreter's lock, and lists of
+// numbers are copied. So the operators that training loops call most have an unboxed kernel on the key. It describes
+// the call by the same CallKey, and makes its results if the cache remembers them. It passes all other calls to the
+// fallback, boxed, as the dispatcher does without such a kernel. A few operators need no key: aliases, fields of sparse
+// tensors, and reading a known value. If the key is shared, all calls go to the fallback.
+
+// NOTE [Resizing to the same size]
+//
+// Code that writes its results to a given tensor first calls `resize_()`, which mostly changes nothing. On a real
+// tensor that costs three lookups in the dispatch table. To cost about the same on a fake one, the keys `Fake` and
+// `DeferredInit` each have a kernel for `resize_` that checks the size first and passes on all other calls.
 
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -13,10 +25,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/SymIntArrayRef.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../core/deferred_init/record/recorder.h"
 #include "../../core/fake/cache/call_key.h"
 #include "../../core/fake/cache/result_recipe.h"
 #include "../../core/fake/calls/recording.h"
@@ -25,21 +40,22 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/fake/storage/fake_tensor_impl.h"
 #include "../../core/hooks/hooks.h"
+#include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 #include "../composites/versions.h"
 #include "../layouts/sparse_fakes.h"
+#include "../support/registrations.h"
 #include "../values/known_bytes.h"
 #include "../values/known_values.h"
 #include "hit_checks.h"
-#include "resize.h"
 
 namespace torchext {
 
 using at::Scalar;
-using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::IValue;
-using c10::OperatorHandle;
+using c10::MemoryFormat;
+using c10::SymIntArrayRef;
 
 namespace {
 
@@ -48,7 +64,7 @@ bool needsHandler(const Tensor& fake) {
 }
 
 // Returns true if a call of `tensors` needs its boxed arguments. `num_fakes` of them are fake.
-bool needsHandler(c10::ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
+bool needsHandler(ArrayRef<const Tensor*> tensors, std::size_t num_fakes) {
   if (num_fakes == 0 && !isFakeMode()) {
     return true;
   }
@@ -142,7 +158,7 @@ bool isForPython(DispatchKeySet keys) {
 
 // Counts the memory that the kernel of a call allocates: `scratch`, if any, and its results, which `results` returns.
 template <typename MakeResults>
-void countHit(const c10::OperatorHandle& op, const KernelScratch* scratch, const MakeResults& results) {
+void countHit(const OperatorHandle& op, const KernelScratch* scratch, const MakeResults& results) {
   if (takeUncounted() || scratch != nullptr) {
     memoryCounter()->runKernel(op, scratch, results());
   }
@@ -176,7 +192,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
  private:
   static Return make(const OperatorHandle& op,
                      const ResultRecipe& recipe,
-                     c10::ArrayRef<const Tensor*> tensors,
+                     ArrayRef<const Tensor*> tensors,
                      std::remove_reference_t<Arguments>&... arguments) {
     if constexpr (std::is_void_v<Return> || std::is_reference_v<Return>) {
       recipe.changeArguments(tensors);
@@ -270,21 +286,68 @@ Scalar readKnown(DispatchKeySet keys, const Tensor& self) {
   return UnboxedKernel<Operator>::call(keys, self);
 }
 
-// NOTE [Resizing to the same size]
+// NOTE [Resizing to the same size]. Decides as `resize_impl_cpu_()` does. With a memory format the strides may change.
+bool isResizeToSameSize(const Tensor& self, SymIntArrayRef size, std::optional<MemoryFormat> format) {
+  return !format && self.has_storage() && isFake(self) && self.sym_sizes() == size;
+}
+
+const OperatorHandle& resizeOperator() {
+  static const OperatorHandle op = UnboxedKernel<at::_ops::resize_>::handle();
+  return op;
+}
+
+// NOLINTBEGIN(bugprone-return-const-ref-from-parameter): so do all in-place operators
+
 const Tensor& resizeFake(DispatchKeySet keys,
                          const Tensor& self,
-                         c10::SymIntArrayRef size,
-                         std::optional<c10::MemoryFormat> format) {
+                         SymIntArrayRef size,
+                         std::optional<MemoryFormat> format) {
   const bool is_done = isResizeToSameSize(self, size, format) && !isForPython(keys);
   return is_done ? self : UnboxedKernel<at::_ops::resize_>::call(keys, self, size, format);
 }
 
+const Tensor& resizeDeferred(DispatchKeySet keys,
+                             const Tensor& self,
+                             SymIntArrayRef size,
+                             std::optional<MemoryFormat> format) {
+  if (isResizeToSameSize(self, size, format)) {
+    const DispatchKeySet below{DispatchKeySet::FULL_AFTER, DispatchKey::DeferredInit};
+    return at::_ops::resize_::redispatch(keys & below, self, size, format);
+  }
+  static const auto fallback = c10::KernelFunction::makeFromBoxedFunction<&deferredInitFallback>();
+  return fallback.call<const Tensor&, const Tensor&, SymIntArrayRef, std::optional<MemoryFormat>>(
+      resizeOperator(), keys, self, size, format);
+}
+
+// NOLINTEND(bugprone-return-const-ref-from-parameter)
+
+// Handles the boxed calls of `resize_` to the same size.
+class NothingToResize final : public CallHandler {
+ public:
+  constexpr NothingToResize() = default;
+
+  std::optional<HandledCall> decide(const OperatorHandle& op,
+                                    const Stack& stack,
+                                    const ArgumentFacts& /*facts*/) const override {
+    if (op != resizeOperator()) {
+      return std::nullopt;
+    }
+    const auto arguments = argumentsOf(op, stack);
+    if (!isResizeToSameSize(arguments[0].toTensor(), arguments[1].toSymIntVector(),
+                            arguments[2].toOptional<MemoryFormat>())) {
+      return std::nullopt;
+    }
+    return HandledCall{nullptr, HandledCall::Effect::kComputes, "the argument has this size already"};
+  }
+
+  void run(const OperatorHandle& op, DispatchKeySet /*below*/, Stack& stack) const override {
+    torch::jit::drop(stack, op.schema().arguments().size() - 1);
+  }
+};
+
 template <template <typename...> class Kernel, typename Operator>
 void registerOne(torch::Library& library) {
-  std::string name = Operator::name;
-  if (*Operator::overload_name != '\0') {
-    name += std::string{"."} + Operator::overload_name;
-  }
+  const std::string name = c10::toString(UnboxedKernel<Operator>::handle().operator_name());
   library.impl(name.c_str(), TORCH_FN((Kernel<Operator, typename Operator::schema>::call)));
 }
 
@@ -298,40 +361,47 @@ void registerFields(torch::Library& library) {
   (registerOne<SparseField, Operators>(library), ...);
 }
 
-}  // namespace
-
-void registerUnboxedCalls() {
+void registerKernelsOnFake() {
   if (isFakeKeyShared()) {
     return;
   }
-  // Leaked: kernels may be in flight until the process ends.
-  auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Fake, __FILE__, __LINE__);
-  library->impl("resize_", &resizeFake);
-  library->impl("alias", &aliasFake<at::_ops::alias>);
-  library->impl("detach", &aliasFake<at::_ops::detach>);
-  library->impl("_local_scalar_dense", &readKnown);
+  torch::Library& library = permanentLibrary(DispatchKey::Fake);
+  library.impl("resize_", &resizeFake);
+  library.impl("alias", &aliasFake<at::_ops::alias>);
+  library.impl("detach", &aliasFake<at::_ops::detach>);
+  library.impl("_local_scalar_dense", &readKnown);
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): only the names of operators
   // Views.
   registerAll<view, t, transpose_int, slice_Tensor, select_int, expand, permute, unsqueeze, squeeze, squeeze_dim,
-              split_Tensor, as_strided, _unsafe_view, unbind_int, diagonal>(*library);
+              split_Tensor, as_strided, _unsafe_view, unbind_int, diagonal>(library);
   // Changes of metadata.
-  registerAll<t_, transpose_, unsqueeze_, squeeze__dim, set__source_Tensor>(*library);
+  registerAll<t_, transpose_, unsqueeze_, squeeze__dim, set__source_Tensor>(library);
   // Factories.
   registerAll<empty_memory_format, empty_like, empty_strided, new_empty, at::_ops::clone, _to_copy, zeros_like>(
-      *library);
-  registerAll<zeros, ones, arange, arange_start_step>(*library);
+      library);
+  registerAll<zeros, ones, arange, arange_start_step>(library);
   registerFields<_nnz, _indices, _values, sparse_dim, dense_dim, is_coalesced, _coalesced_, at::_ops::values,
-                 crow_indices, col_indices, ccol_indices, row_indices>(*library);
+                 crow_indices, col_indices, ccol_indices, row_indices>(library);
   // Forward and backward passes.
   registerAll<mm, bmm, addmm, add_Tensor, sub_Tensor, mul_Tensor, mul_Scalar, div_Tensor, div_Scalar, neg, sum,
               sum_dim_IntList, mean_dim, pow_Tensor_Scalar, rsqrt, at::_ops::sqrt, cat, relu, threshold_backward, silu,
               silu_backward, gelu, gelu_backward, _softmax, _softmax_backward_data, native_layer_norm,
-              native_layer_norm_backward, slice_backward, copy_, add_out>(*library);
+              native_layer_norm_backward, slice_backward, copy_, add_out>(library);
   // Accumulation of gradients, and optimizers.
   registerAll<add__Tensor, mul__Tensor, mul__Scalar, div__Scalar, lerp__Scalar, addcmul_, addcdiv_, zero_,
               _foreach_add__Scalar, _foreach_add__List, _foreach_add__Tensor, _foreach_mul__Scalar,
               _foreach_mul__Tensor, _foreach_lerp__Scalar, _foreach_addcmul__Scalar, _foreach_addcdiv__Scalar,
-              _foreach_addcdiv__ScalarList, _foreach_div__ScalarList, _foreach_sqrt, _foreach_norm_Scalar>(*library);
+              _foreach_addcdiv__ScalarList, _foreach_div__ScalarList, _foreach_sqrt, _foreach_norm_Scalar>(library);
+}
+
+}  // namespace
+
+void registerUnboxedCalls() {
+  static constexpr NothingToResize nothing;
+  hooks().handlers.add(&nothing);
+  hooks().on_fake_key.add(&registerKernelsOnFake);
+  hooks().on_deferred_init_key.add(
+      [] { permanentLibrary(DispatchKey::DeferredInit).impl("resize_", &resizeDeferred); });
 }
 
 }  // namespace torchext

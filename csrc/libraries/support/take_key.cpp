@@ -41,10 +41,12 @@ void LazyKey::takeSlowly(c10::function_ref<void()> take) {
   is_taken_.store(true, std::memory_order_release);
 }
 
+torch::Library& permanentLibrary(DispatchKey key, const std::string& name_space) {
+  return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+}
+
 void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {
-  // Leaked: kernels may be in flight until the process ends.
-  static_cast<void>(
-      (new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__))->fallback(std::move(fallback)));
+  permanentLibrary(key, "_").fallback(std::move(fallback));
 }
 
 }  // namespace torchext

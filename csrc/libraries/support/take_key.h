@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <initializer_list>
+#include <string>
 
 #include <c10/core/DispatchKey.h>
 #include <c10/util/FunctionRef.h>
@@ -40,6 +41,9 @@ class LazyKey {
 // Sets `prepare`, which is called before the first key is taken. Errors that it raises are raised there, and it is
 // called again the next time. Call this while the library is loaded.
 void beforeFirstKey(void (*prepare)()) noexcept;
+
+// Makes a library for kernels on `key`. It is never destroyed: its kernels may run until the process ends.
+torch::Library& permanentLibrary(c10::DispatchKey key, const std::string& name_space = "aten");
 
 // Registers a permanent fallback for a key.
 void registerFallback(c10::DispatchKey key, torch::CppFunction&& fallback);
