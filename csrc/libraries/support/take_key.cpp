@@ -41,8 +41,8 @@ void LazyKey::takeSlowly(c10::function_ref<void()> take) {
   is_taken_.store(true, std::memory_order_release);
 }
 
-torch::Library& permanentLibrary(DispatchKey key, const std::string& name_space) {
-  return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+torch::Library& permanentLibrary(DispatchKey key, const std::string& name_space, const char* file, int line) {
+  return *new torch::Library(torch::Library::IMPL, name_space, key, file, static_cast<std::uint32_t>(line));
 }
 
 void registerFallback(DispatchKey key, torch::CppFunction&& fallback) {

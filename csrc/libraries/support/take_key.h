@@ -42,8 +42,12 @@ class LazyKey {
 // called again the next time. Call this while the library is loaded.
 void beforeFirstKey(void (*prepare)()) noexcept;
 
-// Makes a library for kernels on `key`. It is never destroyed: its kernels may run until the process ends.
-torch::Library& permanentLibrary(c10::DispatchKey key, const std::string& name_space = "aten");
+// Makes a library for kernels on `key`. It is never destroyed: its kernels may run until the process ends. PyTorch
+// reports the line of the call as their source.
+torch::Library& permanentLibrary(c10::DispatchKey key,
+                                 const std::string& name_space = "aten",
+                                 const char* file = __builtin_FILE(),
+                                 int line = __builtin_LINE());
 
 // Registers a permanent fallback for a key.
 void registerFallback(c10::DispatchKey key, torch::CppFunction&& fallback);
