@@ -6,9 +6,6 @@
 #include "../libraries/support/large_memory.h"
 #include "amp/amp_tensor.h"
 #include "collectives/collectives.h"
-#include "composites/composites.h"
-#include "composites/gradient_factories.h"
-#include "composites/versions.h"
 #include "cuda/fake_cuda.h"
 #include "cuda/virtual_table.h"
 #include "dispatch/foreign_fakes.h"
@@ -21,7 +18,7 @@
 #include "placement/placed.h"
 #include "support/allocation_limit.h"
 #include "support/registrations.h"
-#include "values/value_shortcuts.h"
+#include "tapes/twister_tape.h"
 
 namespace torchext {
 
@@ -48,11 +45,7 @@ constexpr TestedPiece kVirtualTable{"virtual_table", "virtual functions being ca
   registerFakeCuda();
   all.decompositions.add(&kernelForSeveralDevices);  // last: the others take precedence
   registerKeyOwners();
-  all.followers.add(&UncountedVersions::follow);
-  all.on_composites_key.add(&registerValueShortcuts);
-  all.on_composites_key.add(&registerComposites);
-  all.on_lazy_bits = &prepareOperatorsForLazyBits;
-  all.on_fake_key.add([] { makeGradientsFake(true); });
+  registerComposites();
   registerTwisterTape();
   registerPhiloxTape();
   registerReplayFill();

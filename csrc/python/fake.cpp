@@ -19,7 +19,7 @@
 #include "../core/fake/storage/fake_storage.h"
 #include "../core/hooks/hooks.h"
 #include "../extensions/collectives/collectives.h"
-#include "../extensions/composites/gradient_factories.h"
+#include "../extensions/composites/gradient_formulas.h"
 #include "../extensions/cuda/fake_cuda.h"
 #include "../extensions/cuda/philox.h"
 #include "../extensions/dispatch/hit_checks.h"

@@ -11,7 +11,7 @@
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
-#include "../extensions/composites/gradient_factories.h"
+#include "../extensions/composites/gradient_formulas.h"
 #include "../libraries/support/leases.h"
 #include "../libraries/support/locks.h"
 #include "bind.h"

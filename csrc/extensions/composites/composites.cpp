@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -16,9 +17,13 @@
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/hooks/hooks.h"
+#include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 #include "../support/autograd.h"
+#include "../support/registrations.h"
 #include "../values/factories_of_call.h"
-#include "gradient_factories.h"
+#include "gradient_formulas.h"
+#include "versions.h"
 
 namespace torchext {
 
@@ -102,31 +107,6 @@ void falseForFakesKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* s
   op.redispatchBoxed(keys & kBelowComposites, stack);
 }
 
-}  // namespace
-
-bool isUndeferredFake(const Tensor& tensor) {
-  return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
-}
-
-void replaceArguments(const OperatorHandle& op, Stack& stack, bool answer) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  torch::jit::push(stack, answer);
-}
-
-void registerComposites(torch::Library& library) {
-  library.impl("max_pool1d", &maxPool1d);
-  library.impl("record_stream", &recordStream);
-  implement<&isPinnedKernel>(library, {"is_pinned"});
-  implement<&sdpChoiceKernel>(library, {"_fused_sdp_choice"});
-  implement<&falseForFakesKernel>(library, {"cudnn_is_acceptable", "_nested_tensor_from_mask_left_aligned"});
-  registerValueReaders(library);
-  registerSpecialValues(library);
-  registerSparseConstructors(library);
-  registerAllocations(library);
-}
-
-namespace {
-
 // Returns true for the kernels of `empty()`, `rand()` and similar factories (TensorFactories.cpp), which call the
 // operator `resize_`. Without autograd's keys, as in inference mode, the call passes PyTorch's fallbacks before it
 // reaches the kernel.
@@ -181,14 +161,6 @@ void registerWhere(torch::Library& library, bool (*is_wanted)(const OperatorHand
   }
 }
 
-void makeOutputsWithMathBitsResizable() {
-  [[maybe_unused]] static const auto* library = [] {
-    auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
-    registerWhere<&callWithResizableOutputs>(*added, &ResizableOutputs::existFor);
-    return added;
-  }();
-}
-
 // PyTorch's kernels for views of zeros without memory make plain aliases, and since 2.15 refuse fakes of other
 // libraries (`maybe_copy_fake_tensor_metadata()`). Without their key, the handler of fakes makes these views.
 void viewZerosKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -201,16 +173,61 @@ bool viewsZeros(const OperatorHandle& op) {
   return op.hasKernelForDispatchKey(DispatchKey::ZeroTensor) && onlyMakesViews(op);
 }
 
-void makeResultsOfZerosFake() {
-  [[maybe_unused]] static const auto* library = [] {
-    auto* added = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
-    registerWhere<&viewZerosKernel>(*added, &viewsZeros);
-    implement<&allocatingKernel>(*added, {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "linalg_cross"});
-    return added;
-  }();
+// Prepares operators for fakes with lazy bits, which are rare.
+//
+//   * NOTE [Zeros of forward AD]: PyTorch's kernels for such zeros allocate their results with a factory
+//     (`mul_zerotensor()` in BinaryOps.cpp). This makes these results fake, also outside of fake_mode(). Elementwise
+//     calls on fakes then take a few tenths of a microsecond longer.
+//   * Most operators do not handle the negative and the conjugate bit. For them, PyTorch's fallback
+//     (MathBitsFallback.h) passes a clone of an `out` with such a bit, and then resizes the `out` without the
+//     dispatcher. This makes such outputs resizable, for all operators of `aten`: it registers 900 kernels.
+void prepareForBits(DispatchKeySet bits) {
+  if (bits.has_any(DispatchKeySet{DispatchKey::Conjugate} | DispatchKeySet{DispatchKey::Negative})) {
+    [[maybe_unused]] static const bool is_done = [] {
+      registerWhere<&callWithResizableOutputs>(permanentLibrary(kCompositesKey), &ResizableOutputs::existFor);
+      return true;
+    }();
+  }
+  if (bits.has(DispatchKey::ZeroTensor)) {
+    [[maybe_unused]] static const bool is_done = [] {
+      torch::Library& library = permanentLibrary(kCompositesKey);
+      registerWhere<&viewZerosKernel>(library, &viewsZeros);
+      implement<&allocatingKernel>(library, {"add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "linalg_cross"});
+      return true;
+    }();
+  }
+}
+
+void registerKernels(torch::Library& library) {
+  registerValueShortcuts(library);
+  registerValueReaders(library);
+  library.impl("max_pool1d", &maxPool1d);
+  library.impl("record_stream", &recordStream);
+  library.impl("resize_", &resizeOutput);
+  implement<&isPinnedKernel>(library, {"is_pinned"});
+  implement<&sdpChoiceKernel>(library, {"_fused_sdp_choice"});
+  implement<&falseForFakesKernel>(library, {"cudnn_is_acceptable", "_nested_tensor_from_mask_left_aligned"});
+  implement<&meshgridKernel>(library, {"meshgrid", "meshgrid.indexing"});
+  registerWhere<&allocatingKernel>(library, &mayAllocate);  // last: for all that have no other kernel
 }
 
 }  // namespace
+
+void registerComposites() {
+  hooks().on_composites_key.add(&registerKernels);
+  hooks().on_lazy_bits.add(&prepareForBits);
+  hooks().on_fake_key.add([] { makeGradientsFake(true); });
+  hooks().followers.add(&followUncountedVersions);
+}
+
+bool isUndeferredFake(const Tensor& tensor) {
+  return isFake(tensor) && !tensor.key_set().has(DispatchKey::DeferredInit);
+}
+
+void replaceArguments(const OperatorHandle& op, Stack& stack, IValue result) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.push_back(std::move(result));
+}
 
 void callWithFactoriesOfCall(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const FactoriesOfCall guard{argumentsOf(op, *stack)};
@@ -232,21 +249,6 @@ void allocatingKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stac
   stack->insert(stack->end(), arguments.begin(), arguments.end());
   const RealFactoriesGuard guard;
   op.redispatchBoxed(keys & kBelowComposites, stack);
-}
-
-void prepareOperatorsForLazyBits(DispatchKeySet bits) {
-  if (bits.has_any(DispatchKeySet{DispatchKey::Conjugate} | DispatchKeySet{DispatchKey::Negative})) {
-    makeOutputsWithMathBitsResizable();
-  }
-  if (bits.has(DispatchKey::ZeroTensor)) {
-    makeResultsOfZerosFake();
-  }
-}
-
-void registerAllocations(torch::Library& library) {
-  library.impl("resize_", &resizeOutput);
-  implement<&meshgridKernel>(library, {"meshgrid", "meshgrid.indexing"});
-  registerWhere<&allocatingKernel>(library, &mayAllocate);
 }
 
 }  // namespace torchext

@@ -11,30 +11,60 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
+#include "../../core/fake/calls/errors.h"
 #include "../../core/fake/calls/op_traits.h"
 #include "../../core/fake/calls/recording.h"
 #include "../../core/fake/storage/fake_keys.h"
+#include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 #include "../values/assumed_reads.h"
 #include "../values/assumptions.h"
 #include "../values/known_values.h"
-#include "../values/value_shortcuts.h"
 #include "composites.h"
-#include "gradient_factories.h"
+#include "gradient_formulas.h"
 
 namespace torchext {
 
-using c10::DispatchKey;
 using c10::DispatchKeySet;
 
 namespace {
 
+// Runs `kKernel` and translates its C++ errors into Python errors.
+template <c10::BoxedKernel::BoxedKernelFunction_withDispatchKeys* kKernel>
+void translated(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  try {
+    kKernel(op, keys, stack);
+  } catch (const DataDependentError& error) {
+    translateError(ErrorKind::kDataDependent, error);
+    throw;
+  }
+}
+
+// Replaces the argument called `name`, whose memory the operator reads, by its values if it is a fake with dimensions.
+// Raises an error if these are unknown. An argument without dimensions is read through an operator. Returns the
+// argument on the stack.
+IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name) {
+  const auto position = toSize(findArgument(op.schema(), name));
+  IValue& argument = torch::jit::peek(stack, position, op.schema().arguments().size());
+  const Tensor tensor = argument.toTensor();
+  const auto accepted = assumesValues() ? ValueKind::kAssumed : ValueKind::kKnown;
+  const Tensor value = isFake(tensor) ? valueOf(tensor, accepted) : Tensor{};
+  if (value.defined()) {
+    argument = value;
+  } else if (isUndeferredFake(tensor) && tensor.dim() > 0) {
+    TORCHEXT_THROW(DataDependentError,
+                   c10::str("`", op.operator_name(), "` needs the values of its argument `", name,
+                            "`, but it is a fake tensor without values. Pass a real tensor or numbers instead."));
+  }
+  return argument;
+}
+
 // Replaces the fake `lengths` of a call by assumed lengths if they have no values. The sequences are in dimension `dim`
 // of `sequences`: padded, or concatenated if `sequences` has no other dimension.
-void assumeLengths(const OperatorHandle& op, c10::IValue& lengths, const Tensor& sequences, int64_t dim) {
+void assumeLengths(const OperatorHandle& op, IValue& lengths, const Tensor& sequences, int64_t dim) {
   const Tensor fake = lengths.toTensor();
   if (!isUndeferredFake(fake) || fake.dim() == 0 || sequences.dim() == 0 || !assumesValues()) {
     return;
@@ -64,7 +94,7 @@ void ctcLossKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) 
   }
   for (const std::size_t position : {std::size_t{2}, std::size_t{3}}) {
     const HiddenCalls guard;
-    c10::IValue& lengths = torch::jit::peek(*stack, position, count);
+    IValue& lengths = torch::jit::peek(*stack, position, count);
     const Tensor value = lengths.toTensor().to(c10::kLong).contiguous();
     lengths = std::vector<int64_t>(value.data_ptr<int64_t>(), value.data_ptr<int64_t>() + value.numel());
   }
@@ -89,9 +119,8 @@ void oneHotKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   TORCH_CHECK(classes > 0, "Class values must be smaller than num_classes.");
   std::vector<int64_t> sizes = self.sizes().vec();
   sizes.push_back(classes);
-  torch::jit::drop(*stack, 2);
   const FakeFactoriesGuard guard;
-  torch::jit::push(*stack, at::zeros(sizes, self.options()).scatter_(-1, self.unsqueeze(-1), 1));
+  replaceArguments(op, *stack, at::zeros(sizes, self.options()).scatter_(-1, self.unsqueeze(-1), 1));
 }
 
 // Gradient formulas check whether the loss depends on the phase of eigenvectors (`linalg_eig_backward()`,
@@ -175,85 +204,6 @@ void padPackedKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   replaceTop(*stack, count, std::move(results));
 }
 
-}  // namespace
-
-c10::IValue& readValues(const OperatorHandle& op, Stack& stack, const char* name) {
-  const auto position = toSize(findArgument(op.schema(), name));
-  c10::IValue& argument = torch::jit::peek(stack, position, op.schema().arguments().size());
-  const Tensor tensor = argument.toTensor();
-  const auto accepted = assumesValues() ? ValueKind::kAssumed : ValueKind::kKnown;
-  const Tensor value = isFake(tensor) ? valueOf(tensor, accepted) : Tensor{};
-  if (value.defined()) {
-    argument = value;
-  } else if (isFake(tensor) && tensor.dim() > 0 && !tensor.key_set().has(DispatchKey::DeferredInit)) {
-    TORCHEXT_THROW(DataDependentError,
-                   c10::str("`", op.operator_name(), "` needs the values of its argument `", name,
-                            "`, but it is a fake tensor without values. Pass a real tensor or numbers instead."));
-  }
-  return argument;
-}
-
-void registerValueReaders(torch::Library& library) {
-  implement<&translated<&ctcLossKernel>>(library, {"ctc_loss.Tensor"});
-  implement<&translated<&tensorSplitKernel>>(library, {"tensor_split.tensor_indices_or_sections"});
-  implement<&translated<&padPackedKernel>>(library, {"_pad_packed_sequence"});
-  implement<&translated<&recurrentKernel>>(
-      library, {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence_backward"});
-  implement<&oneHotKernel>(library, {"one_hot"});
-  implement<&allcloseKernel>(library, {"allclose"});
-}
-
-namespace {
-
-// The formula for tangents of `prod` (forward mode) calls `prod_backward()`.
-void prodKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor& self = argumentsOf(op, *stack)[0].toTensor();
-  const TangentFormula formula{self._fw_grad(/*level=*/0).defined()};
-  op.redispatchBoxed(keys & kBelowComposites, stack);
-}
-
-// Whether a formula reads `self`, which has no values, only to find zeros or NaNs: NOTE [Shortcuts that read values].
-// Formulas compare before they read, so they read truth values, or a number of elements.
-bool isCheckedForSpecialValues(const Tensor& self) {
-  const bool may_be_check = self.scalar_type() == c10::kBool || self.scalar_type() == c10::kLong;
-  return may_be_check && isUndeferredFake(self) && !hasValue(self) &&
-         (isInTangentFormula() || (isInGradientFormula() && runsNodeForSpecialValues()));
-}
-
-// `torch.tensor([x, y])` reads its elements with our keys excluded (`internal_new_from_data()`, tensor_new.cpp).
-void localScalarKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor self = argumentsOf(op, *stack)[0].toTensor();
-  if (isCheckedForSpecialValues(self)) {
-    torch::jit::drop(*stack, 1);
-    torch::jit::push(*stack, c10::Scalar{false});
-    return;
-  }
-  const bool calls_fake_directly = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Fake) && isFake(self) &&
-                                   !self.key_set().has(DispatchKey::DeferredInit) && isSmall(self);
-  op.redispatchBoxed(calls_fake_directly ? DispatchKeySet{DispatchKey::Fake} : keys & kBelowComposites, stack);
-}
-
-// `prod_backward()` reads the positions of zeros.
-void nonzeroKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Tensor self = argumentsOf(op, *stack)[0].toTensor();
-  if (isCheckedForSpecialValues(self)) {
-    torch::jit::drop(*stack, 1);
-    torch::jit::push(*stack, self.new_empty({0, self.dim()}, c10::kLong));
-    return;
-  }
-  op.redispatchBoxed(keys & kBelowComposites, stack);
-}
-
-}  // namespace
-
-void registerSpecialValues(torch::Library& library) {
-  implement<&localScalarKernel>(library, {"_local_scalar_dense"});
-  implement<&nonzeroKernel>(library, {"nonzero"});
-  implement<&prodKernel>(library, {"prod", "prod.dim_int"});
-}
-
-namespace {
-
 // Replaces an argument by real zeros of its shape, which need no memory.
 void replaceByZeros(IValue& argument) {
   const Tensor tensor = argument.toTensor();
@@ -266,23 +216,19 @@ void sizeOfIndicesKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* s
   static const auto with_size =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::sparse_coo_tensor", "indices_size");
   const std::size_t count = op.schema().arguments().size();
-  const Stack arguments = topOf(*stack, count).vec();
+  Stack arguments = topOf(*stack, count).vec();
   if (!isUndeferredFake(arguments[0].toTensor())) {
     allocatingKernel(op, keys, stack);
     return;
   }
   Stack small{readValues(op, *stack, "indices"), arguments[1], {}, {}, {}, {}, {}};
   replaceByZeros(small[1]);
-  std::vector<int64_t> sizes;
   {
     const HiddenCalls hidden;
     op.callBoxed(small);
-    sizes = small.front().toTensor().sizes().vec();
+    arguments.insert(arguments.begin() + 2, small.front().toTensor().sizes());
   }
-  torch::jit::drop(*stack, count);
-  stack->insert(stack->end(), arguments.begin(), arguments.begin() + 2);
-  torch::jit::push(*stack, sizes);
-  stack->insert(stack->end(), arguments.begin() + 2, arguments.end());
+  replaceTop(*stack, count, std::move(arguments));
   with_size.callBoxed(stack);
 }
 
@@ -322,15 +268,22 @@ void constructKernel(const OperatorHandle& op, DispatchKeySet keys, Stack* stack
   const auto is_coalesced = torch::jit::peek(*stack, 7, count).toOptional<bool>();
   at::_validate_sparse_coo_tensor_args(indices, values, size, is_coalesced);
   values = values.dim() == 0 ? values.expand({1}) : values;
-  torch::jit::drop(*stack, count);
-  torch::jit::push(
-      *stack, at::_sparse_coo_tensor_with_dims_and_tensors(indices.size(0), values.dim() - 1, size, indices, values,
-                                                           values.options().layout(at::kSparse), is_coalesced));
+  replaceArguments(
+      op, *stack,
+      at::_sparse_coo_tensor_with_dims_and_tensors(indices.size(0), values.dim() - 1, size, indices, values,
+                                                   values.options().layout(at::kSparse), is_coalesced));
 }
 
 }  // namespace
 
-void registerSparseConstructors(torch::Library& library) {
+void registerValueReaders(torch::Library& library) {
+  implement<&translated<&ctcLossKernel>>(library, {"ctc_loss.Tensor"});
+  implement<&translated<&tensorSplitKernel>>(library, {"tensor_split.tensor_indices_or_sections"});
+  implement<&translated<&padPackedKernel>>(library, {"_pad_packed_sequence"});
+  implement<&translated<&recurrentKernel>>(
+      library, {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence_backward"});
+  implement<&oneHotKernel>(library, {"one_hot"});
+  implement<&allcloseKernel>(library, {"allclose"});
   implement<&translated<&sizeOfIndicesKernel>>(library, {"sparse_coo_tensor.indices"});
   implement<&constructKernel>(library, {"sparse_coo_tensor.indices_size"});
   implement<&validateIndicesKernel>(library, {"_validate_sparse_coo_tensor_args"});

@@ -400,8 +400,7 @@ void registerUnboxedCalls() {
   static constexpr NothingToResize nothing;
   hooks().handlers.add(&nothing);
   hooks().on_fake_key.add(&registerKernelsOnFake);
-  hooks().on_deferred_init_key.add(
-      [] { permanentLibrary(DispatchKey::DeferredInit).impl("resize_", &resizeDeferred); });
+  hooks().on_deferred_init_key = [] { permanentLibrary(DispatchKey::DeferredInit).impl("resize_", &resizeDeferred); };
 }
 
 }  // namespace torchext

@@ -6,6 +6,7 @@ namespace torchext {
 // (extensions/registration.cpp), which needs nothing else of their files.
 void registerFakeValues();
 void registerUnboxedCalls();
+void registerComposites();
 void registerKernelTrials();
 void registerTwisterTape();
 void registerPhiloxTape();

@@ -1,5 +1,6 @@
 #include "take_key.h"
 
+#include <cstdint>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,6 +1,6 @@
 """Patches for allocations of Python functions in backward passes.
 
-Gradient formulas in C++ are observed: csrc/extensions/composites/gradient_factories.h.
+Gradient formulas in C++ are observed: csrc/extensions/composites/gradient_formulas.h.
 """
 
 from __future__ import annotations

@@ -1,9 +1,29 @@
 #pragma once
 
+#include <optional>
+
+#include <ATen/core/ivalue.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/library.h>
 #include <torchext/macros.h>
 
+#include "../../core/fake/storage/fake_factories.h"
+#include "../../libraries/support/included_key.h"
+
 namespace torchext {
+
+// While an instance exists, factories on this thread make tensors of the same kind as `arguments`: deferred tensors if
+// one of these is deferred, otherwise fakes if one is fake. PyTorch's kernels and gradient formulas allocate with
+// factories, and write values computed from their arguments there. Nests.
+class FactoriesOfCall {
+ public:
+  explicit FactoriesOfCall(c10::ArrayRef<c10::IValue> arguments);
+
+ private:
+  std::optional<FakeFactoriesGuard> fake_;
+  std::optional<IncludedKey> deferred_;
+};
 
 struct RunningFormula;
 
@@ -24,20 +44,6 @@ TORCHEXT_API void makeGradientsFake(bool are_wanted_now);
 // Returns true in an observed formula on this thread, and false in user code that it calls.
 bool isInGradientFormula();
 
-// While an instance exists, this thread runs an operator that computes the tangent of its result, if `has_tangent`.
-class TangentFormula {
- public:
-  explicit TangentFormula(bool has_tangent);
-  C10_DISABLE_COPY_AND_ASSIGN(TangentFormula);
-  ~TangentFormula();
-
- private:
-  bool previous_;
-};
-
-// Returns true in such an operator, and false in user code that it calls.
-bool isInTangentFormula();
-
 // While an instance exists, factories on this thread make the same kind of tensors as before the innermost formula
 // began. For user code that a formula calls. Nests.
 class TORCHEXT_API OutsideOfFormula {
@@ -51,5 +57,8 @@ class TORCHEXT_API OutsideOfFormula {
   bool was_in_tangent_formula_;
   c10::DispatchKeySet included_;
 };
+
+// Registers the kernels of NOTE [Shortcuts that read values] on the key of composites.
+void registerValueShortcuts(torch::Library& library);
 
 }  // namespace torchext
