@@ -5,7 +5,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "../extensions/collectives/collectives.h"
-#include "../extensions/values/assumptions.h"
+#include "../extensions/values/assumed_values.h"
 #include "../extensions/values/known_values.h"
 #include "bind.h"
 #include "module.h"

@@ -24,7 +24,7 @@
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
-#include "../values/assumptions.h"
+#include "../values/assumed_values.h"
 #include "../values/known_values.h"
 
 namespace torchext {

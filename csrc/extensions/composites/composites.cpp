@@ -215,7 +215,7 @@ void registerKernels(torch::Library& library) {
 
 void registerComposites() {
   hooks().on_composites_key.add(&registerKernels);
-  hooks().on_lazy_bits.add(&prepareForBits);
+  hooks().on_lazy_bits = &prepareForBits;
   hooks().on_fake_key.add([] { makeGradientsFake(true); });
   hooks().followers.add(&followUncountedVersions);
 }

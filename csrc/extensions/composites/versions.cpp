@@ -81,7 +81,7 @@ class UncountedVersions final : public CallFollower {
   // Makes their values unknown after an error: the real kernel writes the tensors before the one that it refuses.
   void fail() noexcept override {
     for (const Tensor& tensor : written_) {
-      forgetValues(tensor);
+      forgetValues(IValue{tensor});
     }
   }
 

@@ -37,7 +37,7 @@
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
-#include "../values/assumptions.h"
+#include "../values/assumed_values.h"
 #include "../values/follow_values.h"
 #include "../values/known_bytes.h"
 #include "sparse_fakes.h"

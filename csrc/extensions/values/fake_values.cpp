@@ -25,7 +25,6 @@
 #include "../support/registrations.h"
 #include "../trials/trials.h"
 #include "assumed_values.h"
-#include "assumptions.h"
 #include "follow_values.h"
 #include "known_values.h"
 
@@ -95,29 +94,27 @@ std::size_t hashOf(const Tensor& value) {
 
 // The arguments of a call that an operator may check.
 struct CheckedValues {
-  CheckedValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of);
+  CheckedValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of) {
+    const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+    for (const auto i : c10::irange(arguments.size())) {
+      if (op.schema().arguments()[i].is_out()) {
+        continue;
+      }
+      forEachTensor(arguments[i], [&](const Tensor& tensor) {
+        if (mayBeChecked(tensor) || (is_random && !tensor.unsafeGetTensorImpl()->is_wrapped_number())) {
+          const Tensor value = value_of(tensor);
+          are_some_known = are_some_known || value.defined();
+          are_all_known = are_all_known && value.defined();
+          hash = c10::hash_combine(hash, value.defined() ? hashOf(value) : 0);
+        }
+      });
+    }
+  }
 
   bool are_some_known = false;
   bool are_all_known = true;
   std::size_t hash = 0;  // of the known ones
 };
-
-CheckedValues::CheckedValues(const OperatorHandle& op, ArrayRef<IValue> arguments, const TensorMapper& value_of) {
-  const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
-  for (const auto i : c10::irange(arguments.size())) {
-    if (op.schema().arguments()[i].is_out()) {
-      continue;
-    }
-    forEachTensor(arguments[i], [&](const Tensor& tensor) {
-      if (mayBeChecked(tensor) || (is_random && !tensor.unsafeGetTensorImpl()->is_wrapped_number())) {
-        const Tensor value = value_of(tensor);
-        are_some_known = are_some_known || value.defined();
-        are_all_known = are_all_known && value.defined();
-        hash = c10::hash_combine(hash, value.defined() ? hashOf(value) : 0);
-      }
-    });
-  }
-}
 
 bool passesWithOtherValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const TensorMapper unknown = [](const Tensor& /*tensor*/) { return Tensor{}; };
@@ -166,14 +163,8 @@ void refuseValues(const OperatorHandle& op, Arguments arguments, Arguments resul
   try {
     refuseKnownValues(op, arguments, [](const Tensor& tensor) { return valueOf(tensor); });
   } catch (const std::exception&) {
-    forgetAll(writtenBy(op, arguments));  // the real kernel has written a part
+    forgetValues(writtenBy(op, arguments));  // the real kernel has written a part
     throw;
-  }
-}
-
-void prepareMasks(const OperatorHandle& op, Stack& stack, bool is_prediction) {
-  if (isMaskedIndexing(op, stack)) {
-    expandMasks(op, stack, is_prediction ? Noting::kIsSilent : Noting::kNotes);
   }
 }
 
@@ -245,7 +236,7 @@ void registerFakeValues() {
   values.has = &hasValue;
   values.mayBeChecked = &mayBeChecked;
   values.areAssumed = &assumesValues;
-  values.prepare = &prepareMasks;
+  values.prepare = &expandMasks;
   values.areRead = &readsKnownValues;
   values.areMade = &areMade;
   values.follow = &follow;

@@ -1,21 +1,30 @@
 #pragma once
 
-// Values of the arguments and results of calls: NOTE [Known values], NOTE [Assumed values].
+// Values of the arguments and results of calls, and calls whose results depend on values: numbers, shapes and counts
+// that the program reads. NOTE [Known values], NOTE [Assumed values].
 
+#include <cstdint>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "../../libraries/support/stack_utils.h"
-#include "assumed_reads.h"
-
 namespace torchext {
 
-// If `op` indexes with masks whose values are known or assumed, replaces these masks in `arguments` by the
-// corresponding integers, as `expandTensors()` does (IndexingUtils.h), unless all values are known.
-void expandMasks(const c10::OperatorHandle& op, torch::jit::Stack& arguments, Noting noting = Noting::kNotes);
+// Returns the lengths of sequences that `op` uses for the fake `lengths`: their values if they have any, otherwise the
+// share of `most` that counts in masks.
+at::Tensor assumedLengths(const c10::OperatorHandle& op, const at::Tensor& lengths, std::int64_t most);
+
+// The same for sequences of equal lengths with `total` elements together. The last one gets the remainder.
+at::Tensor assumedShares(const c10::OperatorHandle& op, const at::Tensor& lengths, std::int64_t total);
+
+// Returns whether the compared tensors are assumed to be equal, or close. Returns nothing if values are not assumed.
+std::optional<bool> assumeEqual(const c10::OperatorHandle& op, const at::Tensor& a, const at::Tensor& b);
+
+// If `op` indexes with masks whose values are known or assumed, replaces these masks in the arguments on top of `stack`
+// by the corresponding integers, as `expandTensors()` does (IndexingUtils.h), unless all values are known.
+void expandMasks(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool is_prediction);
 
 // Call after a call has been refused because it reads values. If these are known or assumed, replaces the arguments on
 // top of `stack` by the results and returns true.
@@ -26,12 +35,5 @@ bool answerForValues(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void followValues(const c10::OperatorHandle& op,
                   c10::ArrayRef<c10::IValue> arguments,
                   c10::ArrayRef<c10::IValue> results);
-
-// Returns the results of a call whose shapes depend only on the values of one argument: the mask of `masked_select`,
-// the lengths of a packed sequence, or the positions of `bincount`. The other data need no values. Returns nothing for
-// other calls, or if `value_of` does not have the values. Calls operators on fakes.
-std::optional<torch::jit::Stack> resultsBySizes(const c10::OperatorHandle& op,
-                                                c10::ArrayRef<c10::IValue> arguments,
-                                                TensorMapper value_of);
 
 }  // namespace torchext

@@ -288,6 +288,11 @@ bool markElements(const Tensor& fake, const KnownBytes* known, std::uint8_t mark
   return true;
 }
 
+// Reading device memory waits for the device, so only counters are read.
+bool canBeRead(const Tensor& source) {
+  return isFake(source) || source.is_cpu() || (!source.is_meta() && source.storage().nbytes() == source.itemsize());
+}
+
 }  // namespace
 
 bool isSmall(const Tensor& tensor) noexcept {
@@ -332,18 +337,21 @@ Tensor valueOf(const Tensor& tensor, ValueKind accepted) {
   return counts ? showBytes(known->bytes(), tensor) : Tensor{};
 }
 
-void copyBytes(const Tensor& fake, const Tensor& source) {
-  const auto known = madeBytesOf(source);
-  if (known == nullptr) {
-    const Storage& real = source.storage();
-    if (!isFake(source) && isRoomFor(real.nbytes())) {
-      setBytes(fake, copyOf(real), ValueKind::kKnown);
-    }
+void copyValue(const Tensor& fake, const Tensor& source) {
+  const bool are_plain = isPlain(fake) && isPlain(source) && holdsItsElements(source) && !fake.is_meta();
+  if (isRecording() || !are_plain || fake.storage().nbytes() != source.storage().nbytes() || !canBeRead(source) ||
+      provenanceOf(fake.storage()) != nullptr) {
     return;
   }
-  const Storage& marks = known->marks();
-  if (isRoomFor(source.storage().nbytes(), marks ? 2 : 1, isRouted(known->kind()))) {
-    setBytes(fake, copyOf(known->bytes()), known->kind(), marks ? copyOf(marks) : Storage{});
+  const OwnComputation own;
+  const std::size_t nbytes = source.storage().nbytes();
+  if (const auto known = madeBytesOf(source)) {
+    const Storage& marks = known->marks();
+    if (isRoomFor(nbytes, marks ? 2 : 1, isRouted(known->kind()))) {
+      setBytes(fake, copyOf(known->bytes()), known->kind(), marks ? copyOf(marks) : Storage{});
+    }
+  } else if (!isFake(source) && isRoomFor(nbytes)) {
+    setBytes(fake, copyOf(source.storage()), ValueKind::kKnown);
   }
 }
 
@@ -488,25 +496,19 @@ Tensor elementsOf(const Tensor& fake) {
   return fits ? elements->pattern : Tensor{};
 }
 
-void forgetValues(const c10::IValue& tensors) {
-  forEachTensor(tensors, [](const Tensor& tensor) {
+void forgetValues(c10::ArrayRef<c10::IValue> fakes) {
+  forEachTensor(fakes, [](const Tensor& tensor) {
     if (isFake(tensor) && tensor.has_storage() && valuesIn<Values>(tensor) != nullptr) {
       setProvenance(tensor.storage(), nullptr, {});
     }
   });
 }
 
-void forgetAll(c10::ArrayRef<c10::IValue> values) {
-  for (const c10::IValue& value : values) {
-    forgetValues(value);
-  }
-}
-
 void forgetElements(const c10::IValue& tensors) {
   forEachTensor(tensors, [](const Tensor& tensor) {
     const auto known = canHaveValues(tensor) && !coversStorage(tensor) ? madeBytesOf(tensor) : nullptr;
     if (known == nullptr || !markElements(tensor, known.get(), 0)) {
-      forgetValues(tensor);
+      forgetValues(c10::IValue{tensor});
     }
   });
 }

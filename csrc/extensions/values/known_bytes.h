@@ -57,8 +57,9 @@ ValueKind kindOf(const at::Tensor& fake);
 // values. Includes assumed values if `accepted` does. A real CPU tensor is returned unchanged.
 TORCHEXT_API at::Tensor valueOf(const at::Tensor& tensor, ValueKind accepted = ValueKind::kKnown);
 
-// Copies the bytes of `source`, if any, and their kinds to `fake`, which must have the same geometry and storage size.
-void copyBytes(const at::Tensor& fake, const at::Tensor& source);
+// Copies the known bytes of `source` and their kinds to the storage of its copy `fake`. `source` is real and on the CPU
+// or of one element, or a fake with known or assumed values. Does nothing if `fake` has values.
+TORCHEXT_API void copyValue(const at::Tensor& fake, const at::Tensor& source);
 
 // Gives `fake`, the only tensor on its storage, the values of `value`. Does nothing if they are too many.
 void setValue(const at::Tensor& fake, const at::Tensor& value, ValueKind kind);
@@ -111,9 +112,8 @@ void setElements(const at::Tensor& fake, const at::Tensor& pattern, ValueKind ki
 // Returns the pattern that setElements() has set for a large tensor, a vector, or an undefined tensor.
 at::Tensor elementsOf(const at::Tensor& fake);
 
-// Removes the values of the fakes in `tensors`, because other code has written to them.
-TORCHEXT_API void forgetValues(const c10::IValue& tensors);
-void forgetAll(c10::ArrayRef<c10::IValue> values);
+// Removes the values of `fakes`, because other code has written to them.
+void forgetValues(c10::ArrayRef<c10::IValue> fakes);
 
 // Removes only the values of these elements. The rest of their storages does not change.
 void forgetElements(const c10::IValue& tensors);

@@ -1,6 +1,5 @@
 #include "known_values.h"
 
-#include <cmath>
 #include <cstddef>
 #include <new>
 #include <vector>
@@ -19,7 +18,6 @@
 #include "../../core/torch_internals/dispatcher_internals.h"
 #include "../../libraries/support/held_warnings.h"
 #include "../../libraries/support/operator_table.h"
-#include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../support/allocation_limit.h"
 
@@ -39,30 +37,9 @@ Tensor standInOf(const Tensor& tensor) {
 // The allocation limit for a call whose results have value-dependent shapes.
 constexpr std::size_t kMaxBytesOfResults = std::size_t{256} << 20;
 
-const OperatorSet makesZeros{"make zeros", {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}};
 const OperatorSet countsOnlyFloats{"count integers only on CUDA", {"aten::histc"}};
-const OperatorSet makesOnes{"make ones", {"aten::ones", "aten::ones_like", "aten::new_ones"}};
-
-// Reading device memory waits for the device, so only counters are read.
-bool canBeRead(const Tensor& source) {
-  return isFake(source) || source.is_cpu() || (!source.is_meta() && source.storage().nbytes() == source.itemsize());
-}
-
-// An `out` is already real.
-Tensor valueOrItself(const Tensor& tensor) {
-  return isFake(tensor) ? valueOf(tensor) : tensor;
-}
 
 }  // namespace
-
-void copyValue(const Tensor& fake, const Tensor& source) {
-  const bool are_plain = isPlain(fake) && isPlain(source) && holdsItsElements(source) && !fake.is_meta();
-  if (!isRecording() && are_plain && fake.storage().nbytes() == source.storage().nbytes() && canBeRead(source) &&
-      provenanceOf(fake.storage()) == nullptr) {
-    const OwnComputation own;
-    copyBytes(fake, source);
-  }
-}
 
 void writeValue(const Tensor& fake, const Tensor& value) {
   if (const Tensor known = valueOf(fake); known.defined()) {
@@ -74,7 +51,7 @@ void writeValue(const Tensor& fake, const Tensor& value) {
     const HiddenCalls guard;
     valueOf(fake).copy_(value);
   } else {
-    forgetValues(fake);
+    forgetValues(IValue{fake});
   }
 }
 
@@ -99,10 +76,6 @@ bool canRunOnValues(const OperatorHandle& op) {
 
 bool overwritesUnknown(const OperatorHandle& op, std::size_t position, const Tensor& tensor) {
   return overwritesArgument(op, position) && (coversStorage(tensor) || canKnowPart(tensor));
-}
-
-bool overwritesStorage(const OperatorHandle& op, std::size_t position, const Tensor& tensor) {
-  return overwritesArgument(op, position) && coversStorage(tensor);
 }
 
 bool areValuesKnown(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -137,33 +110,17 @@ Stack runOn(const OperatorHandle& op, ArrayRef<IValue> arguments, TensorMapper v
       stack.push_back(mapTensors(argument, is_factory ? TensorMapper{standInOf} : value_of));
     }
   }
-  const bool counts_integers =
-      countsOnlyFloats(op) && c10::isIntegralType(stack.front().toTensor().scalar_type(), false);
-  if (!counts_integers) {
-    const OwnComputation own;
-    op.callBoxed(stack);
-    return stack;
+  const OwnComputation own;
+  const auto dtype = countsOnlyFloats(op) ? stack.front().toTensor().scalar_type() : c10::kFloat;
+  const bool counts_integers = c10::isIntegralType(dtype, /*includeBool=*/false);
+  if (counts_integers) {
+    stack.front() = stack.front().toTensor().to(c10::kDouble);
   }
-  const c10::ScalarType dtype = stack.front().toTensor().scalar_type();
-  stack.front() = stack.front().toTensor().to(c10::kDouble);
   op.callBoxed(stack);
-  stack.front() = stack.front().toTensor().to(dtype);
+  if (counts_integers) {
+    stack.front() = stack.front().toTensor().to(dtype);
+  }
   return stack;
-}
-
-std::optional<bool> fillOf(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const std::string& name = op.schema().name();
-  const bool makes_zeros = makesZeros(op);
-  if (makes_zeros || makesOnes(op)) {
-    return hasOut(op) ? std::nullopt : std::optional{!makes_zeros};
-  }
-  const bool is_fill = name == "aten::fill_" && arguments[1].isScalar() && !arguments[1].isComplexDouble();
-  if (!is_fill) {
-    return std::nullopt;
-  }
-  const double value = arguments[1].toScalar().toDouble();
-  const bool is_zero = value == 0 && !std::signbit(value);
-  return is_zero || value == 1 ? std::optional{value == 1} : std::nullopt;
 }
 
 std::optional<std::array<Scalar, 3>> rangeOf(const OperatorHandle& op, ArrayRef<IValue> arguments) {
@@ -181,11 +138,6 @@ std::optional<std::array<Scalar, 3>> rangeOf(const OperatorHandle& op, ArrayRef<
 Tensor fakeOn(c10::Device device, const Tensor& value) {
   const FakeFactoriesGuard guard;
   return at::empty_strided(value.sizes(), value.strides(), at::TensorOptions(value.scalar_type()).device(device));
-}
-
-int64_t countNonzero(const Tensor& value) {
-  const HiddenCalls guard;
-  return value.count_nonzero().item().toLong();
 }
 
 bool isMadeByCall(const Tensor& result, ArrayRef<IValue> arguments) {
@@ -228,7 +180,8 @@ Stack runOnValues(const OperatorHandle& op, ArrayRef<IValue> arguments) {
       });
     }
   }
-  return runLimited(op, values, valueOrItself);
+  // An `out` is already real.
+  return runLimited(op, values, [](const Tensor& tensor) { return isFake(tensor) ? valueOf(tensor) : tensor; });
 }
 
 }  // namespace torchext

@@ -21,7 +21,6 @@
 // While deferred_init records, it keeps the values itself, so no values become known here.
 
 #include <array>
-#include <cstdint>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -37,10 +36,6 @@ namespace torchext {
 // Records that a call has written `value` to `fake`: a part of its storage, or all of it. The rest of the storage does
 // not change. A part of a storage without values becomes known only if it contains integers.
 TORCHEXT_API void writeValue(const at::Tensor& fake, const at::Tensor& value);
-
-// Copies the known bytes of `source` to the storage of its copy `fake`. `source` is real and on the CPU or of one
-// element, or a fake with known or assumed values. Does nothing if `fake` has values.
-TORCHEXT_API void copyValue(const at::Tensor& fake, const at::Tensor& source);
 
 // Returns a real CPU tensor that shares the memory of the values of `fake`, or an undefined one if they are unknown.
 TORCHEXT_API at::Tensor knownValueOf(const at::Tensor& fake);
@@ -60,12 +55,6 @@ torch::jit::Stack writtenBy(const c10::OperatorHandle& op, c10::ArrayRef<c10::IV
 // may become known.
 bool overwritesUnknown(const c10::OperatorHandle& op, std::size_t position, const at::Tensor& tensor);
 
-// The same, if `tensor` is all of its storage.
-bool overwritesStorage(const c10::OperatorHandle& op, std::size_t position, const at::Tensor& tensor);
-
-// Returns true or false for an operator that only makes or writes ones or zeros, respectively.
-std::optional<bool> fillOf(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
-
 // Returns the start, end and step of a call of `arange` that makes a tensor, or nothing.
 std::optional<std::array<at::Scalar, 3>> rangeOf(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments);
 
@@ -83,9 +72,6 @@ torch::jit::Stack runOnValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::
 
 // Returns a fake on `device` with the geometry of `value`.
 at::Tensor fakeOn(c10::Device device, const at::Tensor& value);
-
-// Returns the number of nonzero elements of the real tensor `value`.
-std::int64_t countNonzero(const at::Tensor& value);
 
 // Returns true for a fake made by the call: it shares its storage with none of `arguments`.
 bool isMadeByCall(const at::Tensor& result, c10::ArrayRef<c10::IValue> arguments);
