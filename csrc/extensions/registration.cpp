@@ -11,7 +11,6 @@
 #include "dispatch/foreign_fakes.h"
 #include "dispatch/hit_checks.h"
 #include "kernels/device_kernels.h"
-#include "layouts/layouts.h"
 #include "marks/origins.h"
 #include "marks/tensor_marks.h"
 #include "memory/memory_counter.h"

@@ -1,9 +1,5 @@
-#include "layouts.h"
-
 #include <algorithm>
 #include <array>
-#include <exception>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,48 +9,12 @@
 #include "../../core/fake/calls/errors.h"
 #include "../../core/hooks/hooks.h"
 #include "../../libraries/support/stack_utils.h"
-#include "sparse_call.h"
+#include "../support/registrations.h"
 #include "sparse_fakes.h"
 
 namespace torchext {
 
 using c10::DispatchKey;
-
-namespace {
-
-class SparseCalls final : public CallHandler {
- public:
-  std::optional<HandledCall> decide(const OperatorHandle& op,
-                                    const Stack& stack,
-                                    const ArgumentFacts& /*facts*/) const override {
-    if (!isAboutSparse(op, argumentsOf(op, stack))) {
-      return std::nullopt;
-    }
-    try {
-      checkSparse(op, stack);
-    } catch (const c10::Error&) {
-      return HandledCall{std::current_exception()};
-    }
-    return HandledCall{nullptr, HandledCall::Effect::kDecomposes, "runs the kernel of the layout on fake members"};
-  }
-
-  void run(const OperatorHandle& op, c10::DispatchKeySet /*below*/, Stack& stack) const override {
-    runOnSparse(op, stack);
-  }
-};
-
-}  // namespace
-
-void registerLayouts() {
-  static constexpr SparseCalls calls;
-  hooks().handlers.add(&calls);
-  Layouts& layouts = hooks().layouts;
-  layouts.isSparse = &isSparse;
-  layouts.isSparseFake = &isSparseFake;
-  layouts.membersOf = &sparseMembersOf;
-  layouts.fakeLike = &fakeLikeSparse;
-  layouts.refuse = &refuseLayouts;
-}
 
 namespace {
 
@@ -105,8 +65,6 @@ bool isOne(const Refused& kind, const Tensor& tensor) {
   return kind.key != DispatchKey::Undefined && tensor.key_set().has(kind.key);
 }
 
-}  // namespace
-
 Tensor fakeLikeSparse(const Tensor& tensor) {
   for (const Refused& kind : kRefused) {
     TORCH_CHECK_NOT_IMPLEMENTED(!isOne(kind, tensor), "fake_like() expected a strided or sparse tensor, got a ",
@@ -125,7 +83,7 @@ Tensor fakeLikeSparse(const Tensor& tensor) {
   return makeSparseFake(tensor, members).set_requires_grad(tensor.requires_grad());
 }
 
-void refuseLayouts(const OperatorHandle& op, const Stack& stack) {
+void refuse(const OperatorHandle& op, const Stack& stack) {
   const auto arguments = argumentsOf(op, stack);
   for (const Refused& kind : kRefused) {
     if (makes(op, kind)) {
@@ -145,6 +103,18 @@ void refuseLayouts(const OperatorHandle& op, const Stack& stack) {
                  "convert it with `to_dense()` before using it together with a fake tensor");
     }
   });
+}
+
+}  // namespace
+
+void registerLayouts() {
+  registerSparseCalls();
+  Layouts& layouts = hooks().layouts;
+  layouts.isSparse = &isSparse;
+  layouts.isSparseFake = &isSparseFake;
+  layouts.membersOf = &sparseMembersOf;
+  layouts.fakeLike = &fakeLikeSparse;
+  layouts.refuse = &refuse;
 }
 
 }  // namespace torchext

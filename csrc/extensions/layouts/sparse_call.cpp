@@ -1,8 +1,7 @@
-#include "sparse_call.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -32,6 +31,7 @@
 #include "../../core/fake/meta/recipe_builder.h"
 #include "../../core/fake/storage/fake_keys.h"
 #include "../../core/fake/storage/fake_storage.h"
+#include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/error_texts.h"
 #include "../../libraries/support/device_index.h"
 #include "../../libraries/support/operator_table.h"
@@ -51,9 +51,6 @@ using c10::Layout;
 namespace {
 
 // Results of calls on sparse fakes whose kernel reads the memory of their members: NOTE [Sparse fakes].
-
-// Operators that read memory to count the elements of their result.
-extern const OperatorSet countsElements;
 
 enum class Kind : std::uint8_t {
   // The argument and the result are strided. The result has the metadata that the operator returns for strided
@@ -134,6 +131,8 @@ bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> argum
   return false;
 }
 
+// Returns the remedy with which the metadata of the result follow from those of the arguments, which must all be fake,
+// or null.
 const Remedy* findRemedy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const auto found = std::find_if(kRemedies.begin(), kRemedies.end(),
                                   [&](const Remedy& remedy) { return fits(remedy, op, arguments); });
@@ -188,15 +187,14 @@ const OperatorSet countsElements{
     {"aten::_coalesce", "aten::_sparse_sparse_matmul", "aten::add", "aten::add_", "aten::addmm", "aten::addmm_",
      "aten::hspmm", "aten::index_select", "aten::mul", "aten::mul_", "aten::sspaddmm", "aten::sub", "aten::sub_"}};
 
-// Returns true if the metadata of the result follow from those of the arguments, which must all be fake.
-bool hasRemedy(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return findRemedy(op, arguments) != nullptr;
+bool makesStrided(const Remedy& remedy) {
+  return remedy.kind == Kind::kLikeStrided || remedy.kind == Kind::kProduct;
 }
 
-// Returns true if that holds although the kernel counts elements, because the result is strided.
+// Returns true if there is a remedy although the kernel counts elements, because the result is strided.
 bool hasRemedyForElements(const OperatorHandle& op, ArrayRef<IValue> arguments) {
   const Remedy* remedy = findRemedy(op, arguments);
-  return remedy != nullptr && (remedy->kind == Kind::kLikeStrided || remedy->kind == Kind::kProduct);
+  return remedy != nullptr && makesStrided(*remedy);
 }
 
 // Replaces the arguments on top of `stack` by the results. The call must have a remedy, and the thread must include
@@ -207,7 +205,7 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
   if (remedy.kind == Kind::kProduct) {
     checkDtypes(topOf(stack, count));
   }
-  if (remedy.kind == Kind::kLikeStrided || remedy.kind == Kind::kProduct) {
+  if (makesStrided(remedy)) {
     runLikeStrided(op, stack);
     return;
   }
@@ -343,7 +341,17 @@ class SparseCall {
  public:
   SparseCall(const OperatorHandle& op, const Stack& stack);
 
+  // Raises errors that can be predicted without running a kernel: DataDependentError if a strided tensor is converted,
+  // because the number of elements of the result depends on values; UnsupportedOperatorError if there is no kernel;
+  // c10::NotImplementedError while deferred_init records; c10::Error if the call would write to a real tensor.
   void check() const;
+
+  // Replaces the arguments of a checked call by fake results. Runs the operator's sparse kernel for the claimed device
+  // on fake members. If PyTorch has no such kernel, such as for CUDA in a build without CUDA, runs the kernel for the
+  // CPU or for Meta, or uses a remedy. `stack` must be the constructor's argument.
+  //
+  // Raises DataDependentError or UnsupportedOperatorError if the kernel reads memory, and passes on the kernel's
+  // errors.
   void run(Stack& stack) const;
 
  private:
@@ -391,7 +399,6 @@ void SparseCall::check() const {
   }
 }
 
-// `stack` must be the constructor's argument.
 void SparseCall::run(Stack& stack) const {
   makeArgumentsFake(op_, stack);
   const FakeFactoriesGuard guard;
@@ -438,7 +445,7 @@ bool SparseCall::isForeign() const {
 // The kernel for the claimed device raises the right errors, so it is called first if it exists. The CPU kernel may
 // refuse tensors on other devices, so a remedy is preferred to it.
 bool SparseCall::prefersRemedy() const {
-  return isForeign() && hasRemedy(op_, arguments());
+  return isForeign() && findRemedy(op_, arguments()) != nullptr;
 }
 
 void SparseCall::callCached(Stack& stack) const {
@@ -483,7 +490,7 @@ bool SparseCall::callKernel(Stack& stack) const {
       callOnCpuCopies(stack);
       return false;
     }
-    if (!hasRemedy(op_, called)) {
+    if (findRemedy(op_, called) == nullptr) {
       refuseToReadMemory();
     }
   }
@@ -536,20 +543,41 @@ void SparseCall::refuseDevice(const c10::Error& error) const {
                device_.type(), ", and the CPU kernel refuses them: ", error.what_without_backtrace()));
 }
 
+// Returns true for a call that takes a sparse tensor or makes one.
+bool isAboutSparse(const OperatorHandle& op, ArrayRef<IValue> arguments) {
+  const Layout layout = layoutArgument(op, arguments).value_or(c10::kStrided);
+  return convertsToSparse(op) || isSparseGradient(op, arguments) ||
+         hasTensor(arguments, [](const Tensor& tensor) { return isSparse(tensor); }) || layout == c10::kSparse ||
+         at::sparse_csr::is_sparse_compressed(layout);
+}
+
+// Handles calls on sparse tensors: NOTE [Sparse fakes].
+class SparseCalls final : public CallHandler {
+ public:
+  std::optional<HandledCall> decide(const OperatorHandle& op,
+                                    const Stack& stack,
+                                    const ArgumentFacts& /*facts*/) const override {
+    if (!isAboutSparse(op, argumentsOf(op, stack))) {
+      return std::nullopt;
+    }
+    try {
+      SparseCall{op, stack}.check();
+    } catch (const c10::Error&) {
+      return HandledCall{std::current_exception()};
+    }
+    return HandledCall{nullptr, HandledCall::Effect::kDecomposes, "runs the kernel of the layout on fake members"};
+  }
+
+  void run(const OperatorHandle& op, c10::DispatchKeySet /*below*/, Stack& stack) const override {
+    SparseCall{op, stack}.run(stack);
+  }
+};
+
 }  // namespace
 
-bool isAboutSparse(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return convertsToSparse(op) || isSparseGradient(op, arguments) ||
-         hasTensor(arguments, [](const Tensor& tensor) { return isSparse(tensor); }) ||
-         isSparseLayout(layoutArgument(op, arguments).value_or(c10::kStrided));
-}
-
-void checkSparse(const OperatorHandle& op, const Stack& stack) {
-  SparseCall{op, stack}.check();
-}
-
-void runOnSparse(const OperatorHandle& op, Stack& stack) {
-  SparseCall{op, stack}.run(stack);
+void registerSparseCalls() {
+  static constexpr SparseCalls calls;
+  hooks().handlers.add(&calls);
 }
 
 }  // namespace torchext

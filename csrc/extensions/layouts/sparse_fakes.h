@@ -8,7 +8,7 @@
 // others behave as on a real tensor.
 //
 // PyTorch's sparse kernels mostly call operators on the members. On a sparse fake, these operators reach the handler of
-// `Fake`, so the kernels compute the metadata of the real results: see sparse_call.h. Intermediate sparse tensors are
+// `Fake`, so the kernels compute the metadata of the real results: see sparse_call.cpp. Intermediate sparse tensors are
 // fake only because their members are; the results of a call also get the key.
 
 #include <string>
@@ -20,11 +20,8 @@
 
 namespace torchext {
 
-// Returns true for COO and the four compressed layouts.
-constexpr bool isSparseLayout(c10::Layout layout) noexcept {
-  return layout == c10::kSparse || layout == c10::kSparseCsr || layout == c10::kSparseCsc ||
-         layout == c10::kSparseBsr || layout == c10::kSparseBsc;
-}
+// Adds the handler of calls on sparse tensors to the hooks (sparse_call.cpp).
+void registerSparseCalls();
 
 // Returns the layout's name in Python, such as `torch.sparse_coo`.
 std::string layoutName(c10::Layout layout);
