@@ -32,23 +32,6 @@ using c10::DispatchKeySet;
 
 namespace {
 
-Tensor maxPool1dWithIndices(const Tensor& self,
-                            c10::IntArrayRef kernel_size,
-                            c10::IntArrayRef stride,
-                            c10::IntArrayRef padding,
-                            c10::IntArrayRef dilation,
-                            bool ceil_mode) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::max_pool1d", "");
-  try {
-    return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
-  } catch (const c10::Error&) {
-    const Stack arguments{self, kernel_size.vec(), stride.vec(), padding.vec(), dilation.vec(), ceil_mode};
-    // The composite kernel may have another message.
-    hooks().trials.tryOut(TrialReason::kMetaKernelRefuses, op, arguments, {});
-    throw;
-  }
-}
-
 // The condition of `max_pool1d()` (MaxPooling.cpp).
 bool readsMemory(const Tensor& self) {
   const bool needs_gradient = self.requires_grad() && c10::GradMode::is_enabled();
@@ -63,13 +46,21 @@ Tensor maxPool1d(const Tensor& self,
                  c10::IntArrayRef padding,
                  c10::IntArrayRef dilation,
                  bool ceil_mode) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::max_pool1d", "");
   std::optional<at::AutoDispatchBelowADInplaceOrView> untracked;
   if (readsMemory(self)) {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::isIntegralType(self.scalar_type(), /*includeBool=*/true),
                                 "\"max_pool1d_impl\" not implemented for '", self.scalar_type(), "'");
     untracked.emplace();
   }
-  return maxPool1dWithIndices(self, kernel_size, stride, padding, dilation, ceil_mode);
+  try {
+    return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+  } catch (const c10::Error&) {
+    const Stack arguments{self, kernel_size.vec(), stride.vec(), padding.vec(), dilation.vec(), ceil_mode};
+    // The composite kernel may have another message.
+    hooks().trials.tryOut(TrialReason::kMetaKernelRefuses, op, arguments, {});
+    throw;
+  }
 }
 
 // The kernels compare the address of the memory with those of the allocator for pinned memory. A fake has no memory:

@@ -21,7 +21,6 @@
 #include <memory>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -71,8 +70,6 @@ thread_local const RunningFormula* running = nullptr;
 // Whether this thread runs an operator that computes the tangent of its result.
 thread_local bool is_in_tangent_formula = false;
 
-constexpr std::array kKeysOfFactories{DispatchKey::Fake, DispatchKey::DeferredInit};
-
 }  // namespace
 
 struct RunningFormula final : at::ObserverContext {
@@ -105,20 +102,14 @@ std::unique_ptr<at::ObserverContext> beforeNode(const at::RecordFunction& node) 
     return nullptr;
   }
   const auto inputs = node.inputs();
-  const std::vector<IValue> gradients(inputs.begin(), inputs.end());
-  return std::make_unique<RunningFormula>(gradients);
+  return std::make_unique<RunningFormula>(ArrayRef<IValue>(inputs.data(), inputs.size()));
 }
 
 // Includes exactly those of the two keys that are in `keys`.
-void include(c10::DispatchKeySet keys) {
-  for (const DispatchKey key : kKeysOfFactories) {
+void include(DispatchKeySet keys) {
+  for (const DispatchKey key : {DispatchKey::Fake, DispatchKey::DeferredInit}) {
     c10::impl::tls_set_dispatch_key_included(key, keys.has(key));
   }
-}
-
-at::CallbackHandle addObserver() {
-  return at::addGlobalCallback(
-      at::RecordFunctionCallback{&beforeNode}.needsInputs(true).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 // Enables or disables the observer. Afterwards each thread rereads the list of observers in its next operator, under a
@@ -130,7 +121,8 @@ void observe(bool are_wanted_now) {
     return;  // another thread has done this, or has changed `are_fakes_wanted` since
   }
   is_observing = are_wanted_now;
-  static const at::CallbackHandle handle = addObserver();
+  static const at::CallbackHandle handle = at::addGlobalCallback(
+      at::RecordFunctionCallback{&beforeNode}.needsInputs(true).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   if (are_wanted_now) {
     at::reenableCallback(handle);
   } else {
@@ -138,8 +130,7 @@ void observe(bool are_wanted_now) {
   }
 }
 
-// After a change of the observers each thread rereads their list in its next operator, under a mutex of PyTorch that
-// another thread may hold during a fork. So the thread that forks reads the list first.
+// Rereads the list before a fork. The child would find the mutex locked if another thread held it then.
 void readObservers() {
   static_cast<void>(at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION));
 }

@@ -23,60 +23,56 @@ using c10::OperatorHandle;
 // Describes the results of a recipe and its temporary buffers. Recipes with equal descriptions are equal.
 class RecipeText {
  public:
-  static std::string of(const ResultRecipe& recipe);
+  static std::string of(const ResultRecipe& recipe) {
+    std::ostringstream text;
+    const auto describe_tensor = [&text](const ResultRecipe::TensorRecipe& tensor) {
+      switch (tensor.source) {
+        case ResultRecipe::TensorRecipe::Source::kUndefined:
+          text << "undefined; ";
+          return;
+        case ResultRecipe::TensorRecipe::Source::kArgument:
+          text << "argument " << tensor.number << "; ";
+          return;
+        case ResultRecipe::TensorRecipe::Source::kViewOfArgument:
+          text << "view of argument " << tensor.number;
+          break;
+        case ResultRecipe::TensorRecipe::Source::kOnArgument:
+          text << "on argument " << tensor.number;
+          break;
+        case ResultRecipe::TensorRecipe::Source::kNewStorage:
+          text << "on new storage " << tensor.number;
+          break;
+      }
+      const c10::TensorImpl& form = *tensor.form;
+      text << ": " << form.dtype() << ", sizes " << form.sizes() << ", strides " << form.strides() << ", offset "
+           << form.storage_offset() << ", lazy bits " << (form.key_set() & kLazyBits) << "; ";
+    };
+    for (const ResultRecipe::ValueRecipe& value : recipe.values_) {
+      text << (value.is_list ? "list: " : "");
+      std::for_each(value.tensors.begin(), value.tensors.end(), describe_tensor);
+      if (!value.is_list && value.tensors.empty()) {
+        text << value.other << "; ";
+      }
+    }
+    for (const ResultRecipe::ListedStorage& storage : recipe.storages_) {
+      text << "storage of " << storage.nbytes << " bytes on " << storage.device
+           << (storage.is_pinned ? ", pinned; " : "; ");
+    }
+    text << (recipe.makes_values_ ? "may have values; " : "");
+    if (recipe.scratch_ != nullptr) {
+      text << "scratch: " << recipe.scratch_->describe();
+    }
+    return text.str();
+  }
 };
-
-std::string RecipeText::of(const ResultRecipe& recipe) {
-  std::ostringstream text;
-  const auto describe_tensor = [&text](const ResultRecipe::TensorRecipe& tensor) {
-    switch (tensor.source) {
-      case ResultRecipe::TensorRecipe::Source::kUndefined:
-        text << "undefined; ";
-        return;
-      case ResultRecipe::TensorRecipe::Source::kArgument:
-        text << "argument " << tensor.number << "; ";
-        return;
-      case ResultRecipe::TensorRecipe::Source::kViewOfArgument:
-        text << "view of argument " << tensor.number;
-        break;
-      case ResultRecipe::TensorRecipe::Source::kOnArgument:
-        text << "on argument " << tensor.number;
-        break;
-      case ResultRecipe::TensorRecipe::Source::kNewStorage:
-        text << "on new storage " << tensor.number;
-        break;
-    }
-    const c10::TensorImpl& form = *tensor.form;
-    text << ": " << form.dtype() << ", sizes " << form.sizes() << ", strides " << form.strides() << ", offset "
-         << form.storage_offset() << ", lazy bits " << (form.key_set() & kLazyBits) << "; ";
-  };
-  for (const ResultRecipe::ValueRecipe& value : recipe.values_) {
-    text << (value.is_list ? "list: " : "");
-    std::for_each(value.tensors.begin(), value.tensors.end(), describe_tensor);
-    if (!value.is_list && value.tensors.empty()) {
-      text << value.other << "; ";
-    }
-  }
-  for (const ResultRecipe::ListedStorage& storage : recipe.storages_) {
-    text << "storage of " << storage.nbytes << " bytes on " << storage.device
-         << (storage.is_pinned ? ", pinned; " : "; ");
-  }
-  text << (recipe.makes_values_ ? "may have values; " : "");
-  if (recipe.scratch_ != nullptr) {
-    text << "scratch: " << recipe.scratch_->describe();
-  }
-  return text.str();
-}
 
 namespace {
 
-double fractionOfEnvironment() {
-  const char* value = std::getenv("TORCHEXT_CHECK_CACHE");
-  return value == nullptr ? 0 : std::strtod(value, nullptr);
-}
-
 std::atomic<double>& checkedFraction() {
-  static std::atomic<double> fraction{fractionOfEnvironment()};
+  static std::atomic<double> fraction{[] {
+    const char* value = std::getenv("TORCHEXT_CHECK_CACHE");
+    return value == nullptr ? 0 : std::strtod(value, nullptr);
+  }()};
   return fraction;
 }
 

@@ -99,12 +99,6 @@ std::shared_ptr<const ResultRecipe> recipeOfHit(const CallKey& key, bool gives_v
   return recipe != nullptr && recipe->canBeMade(key.tensors()) ? recipe : nullptr;
 }
 
-// Returns true if an alias of `self` can be made without a recipe, which would only copy the geometry. The caller has
-// checked `callsNeedHandler()`.
-bool canBeAliased(const Tensor& self) {
-  return isPlainFake(self) && !needsHandler(self);
-}
-
 template <typename Return>
 struct Returned {
   static Return of(IValue* results) {
@@ -134,11 +128,6 @@ Return writtenOf(First& first, Others&... others) {
   } else {
     return writtenOf<Return>(others...);
   }
-}
-
-template <typename First, typename... Others>
-const First& firstOf(const First& first, const Others&... /*others*/) {
-  return first;
 }
 
 template <typename Operator, typename... Operators>
@@ -198,7 +187,7 @@ struct UnboxedKernel<Operator, Return(Arguments...)> {
       recipe.changeArguments(tensors);
       countHit(op, recipe.scratch(), [&] { return recipe.make(tensors); });
       if constexpr (std::is_void_v<Return>) {
-        countVersions(firstOf(arguments...));  // a foreach operator
+        countVersions(std::get<0>(std::tie(arguments...)));  // a foreach operator
       } else {
         return writtenOf<Return>(arguments...);
       }
@@ -242,13 +231,13 @@ bool isAnsweredHere(const OperatorHandle& op, DispatchKeySet keys) {
   return !isForPython(keys) && !callsNeedHandler(op) && !hooks().hit_checks.areDue();
 }
 
-// An operator that returns an alias of its argument with the same geometry.
+// An operator that returns an alias of its argument with the same geometry, which a recipe would only copy.
 template <typename Operator>
 Tensor aliasFake(DispatchKeySet keys, const Tensor& self) {
   using Kernel = UnboxedKernel<Operator>;
   static const OperatorHandle op = Kernel::handle();
   static const auto kernels = hasPureKernels(op) ? std::optional{kernelsOf(op)} : std::nullopt;
-  if (isAnsweredHere(op, keys) && kernels && areUnchanged(*kernels, op) && canBeAliased(self)) {
+  if (isAnsweredHere(op, keys) && kernels && areUnchanged(*kernels, op) && isPlainFake(self) && !needsHandler(self)) {
     Tensor result = makeFakeView(self, *self.unsafeGetTensorImpl());
     countHit(op, /*scratch=*/nullptr, [&] { return Results{result}; });
     return result;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -33,6 +34,7 @@
 #include "../../core/fake/storage/fake_storage.h"
 #include "../../core/hooks/hooks.h"
 #include "../../core/torch_internals/error_texts.h"
+#include "../../core/torch_internals/open_tensor_impl.h"
 #include "../../libraries/support/device_index.h"
 #include "../../libraries/support/operator_table.h"
 #include "../../libraries/support/stack_utils.h"
@@ -68,35 +70,24 @@ enum class Kind : std::uint8_t {
 };
 
 struct Remedy {
-  std::string_view op;
+  std::array<std::string_view, 4> operators;
   Kind kind;
   std::size_t argument = 0;
   Layout layout = c10::kStrided;  // of the argument, if it is recompressed
 };
 
 constexpr std::array kRemedies{
-    Remedy{"aten::add", Kind::kLikeStrided, 0},
-    Remedy{"aten::add", Kind::kLikeStrided, 1},
-    Remedy{"aten::add_", Kind::kLikeStrided, 0},
-    Remedy{"aten::add", Kind::kJoined},
-    Remedy{"aten::add_", Kind::kJoined},
-    Remedy{"aten::sub", Kind::kJoined},
-    Remedy{"aten::sub_", Kind::kJoined},
-    Remedy{"aten::addmm", Kind::kProduct, 0},
-    Remedy{"aten::addmm_", Kind::kProduct, 0},
-    Remedy{"aten::addmv", Kind::kProduct, 0},
-    Remedy{"aten::bmm", Kind::kProduct, 1},
-    Remedy{"aten::mm", Kind::kProduct, 1},
-    Remedy{"aten::sub", Kind::kLikeStrided, 0},
-    Remedy{"aten::sub_", Kind::kLikeStrided, 0},
-    Remedy{"aten::_sparse_log_softmax", Kind::kLikeArgument},
-    Remedy{"aten::_sparse_softmax", Kind::kLikeArgument},
-    Remedy{"aten::sparse_mask", Kind::kLikeArgument, 1},
-    Remedy{"aten::sparse_sampled_addmm", Kind::kLikeArgument},
-    Remedy{"aten::_to_sparse_bsc", Kind::kRecompressed, 0, c10::kSparseBsr},
-    Remedy{"aten::_to_sparse_bsr", Kind::kRecompressed, 0, c10::kSparseBsc},
-    Remedy{"aten::_to_sparse_csc", Kind::kRecompressed, 0, c10::kSparseCsr},
-    Remedy{"aten::_to_sparse_csr", Kind::kRecompressed, 0, c10::kSparseCsc},
+    Remedy{{"aten::add", "aten::add_", "aten::sub", "aten::sub_"}, Kind::kLikeStrided, 0},
+    Remedy{{"aten::add"}, Kind::kLikeStrided, 1},
+    Remedy{{"aten::add", "aten::add_", "aten::sub", "aten::sub_"}, Kind::kJoined},
+    Remedy{{"aten::addmm", "aten::addmm_", "aten::addmv"}, Kind::kProduct, 0},
+    Remedy{{"aten::bmm", "aten::mm"}, Kind::kProduct, 1},
+    Remedy{{"aten::_sparse_log_softmax", "aten::_sparse_softmax", "aten::sparse_sampled_addmm"}, Kind::kLikeArgument},
+    Remedy{{"aten::sparse_mask"}, Kind::kLikeArgument, 1},
+    Remedy{{"aten::_to_sparse_bsc"}, Kind::kRecompressed, 0, c10::kSparseBsr},
+    Remedy{{"aten::_to_sparse_bsr"}, Kind::kRecompressed, 0, c10::kSparseBsc},
+    Remedy{{"aten::_to_sparse_csc"}, Kind::kRecompressed, 0, c10::kSparseCsr},
+    Remedy{{"aten::_to_sparse_csr"}, Kind::kRecompressed, 0, c10::kSparseCsc},
 };
 
 // (self, other, alpha). For integers and complex factors, PyTorch checks more.
@@ -113,7 +104,7 @@ bool canJoin(ArrayRef<IValue> arguments) {
 }
 
 bool fits(const Remedy& remedy, const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  if (op.schema().name() != remedy.op || !arguments[remedy.argument].isTensor()) {
+  if (!isAmong(remedy.operators, op.schema().name()) || !arguments[remedy.argument].isTensor()) {
     return false;
   }
   const Tensor& argument = arguments[remedy.argument].toTensor();
@@ -217,6 +208,32 @@ void applyRemedy(const OperatorHandle& op, Stack& stack) {
   torch::jit::push(stack, remedy.kind == Kind::kRecompressed ? recompressed(argument)
                           : remedy.kind == Kind::kJoined     ? joined(op, argument, second.toTensor())
                                                              : argument.clone().to(dtype));
+}
+
+// Returns the layout's name in Python, such as `torch.sparse_coo`.
+std::string layoutName(Layout layout) {
+  switch (layout) {
+    case c10::kSparse:
+      return "torch.sparse_coo";
+    case c10::kSparseCsr:
+      return "torch.sparse_csr";
+    case c10::kSparseCsc:
+      return "torch.sparse_csc";
+    case c10::kSparseBsr:
+      return "torch.sparse_bsr";
+    case c10::kSparseBsc:
+      return "torch.sparse_bsc";
+    default:
+      return c10::str(layout);
+  }
+}
+
+// Adds the `Fake` key to a sparse tensor whose values are fake. Does nothing to other tensors.
+void giveFakeKey(const Tensor& tensor) {
+  if (isSparseFake(tensor)) {
+    c10::DispatchKeySet& keys = OpenTensorImpl::keysOf(*tensor.unsafeGetTensorImpl());
+    keys = keys.add(DispatchKey::Fake);
+  }
 }
 
 // Returns true for `to_sparse()` and similar conversions.

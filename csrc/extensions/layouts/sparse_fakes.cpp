@@ -70,23 +70,6 @@ Tensor makeCompressed(const Tensor& like, at::ArrayRef<Tensor> members) {
 
 }  // namespace
 
-std::string layoutName(c10::Layout layout) {
-  switch (layout) {
-    case c10::kSparse:
-      return "torch.sparse_coo";
-    case c10::kSparseCsr:
-      return "torch.sparse_csr";
-    case c10::kSparseCsc:
-      return "torch.sparse_csc";
-    case c10::kSparseBsr:
-      return "torch.sparse_bsr";
-    case c10::kSparseBsc:
-      return "torch.sparse_bsc";
-    default:
-      return c10::str(layout);
-  }
-}
-
 bool isSparse(const at::TensorBase& tensor) noexcept {
   return mayBeSparse(tensor) && (asCoo(tensor) != nullptr || asCompressed(tensor) != nullptr);
 }
@@ -100,13 +83,6 @@ bool isSparseFake(const at::TensorBase& tensor) {
   }
   const auto* compressed = asCompressed(tensor);
   return compressed != nullptr && isFake(compressed->values());
-}
-
-void giveFakeKey(const Tensor& tensor) {
-  if (isSparseFake(tensor)) {
-    DispatchKeySet& keys = OpenTensorImpl::keysOf(*tensor.unsafeGetTensorImpl());
-    keys = keys.add(DispatchKey::Fake);
-  }
 }
 
 std::vector<Tensor> sparseMembersOf(const Tensor& sparse) {

@@ -11,7 +11,6 @@
 // `Fake`, so the kernels compute the metadata of the real results: see sparse_call.cpp. Intermediate sparse tensors are
 // fake only because their members are; the results of a call also get the key.
 
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -23,17 +22,11 @@ namespace torchext {
 // Adds the handler of calls on sparse tensors to the hooks (sparse_call.cpp).
 void registerSparseCalls();
 
-// Returns the layout's name in Python, such as `torch.sparse_coo`.
-std::string layoutName(c10::Layout layout);
-
 // Returns true for a sparse tensor, real or fake. Returns false for a Python subclass that only claims a sparse layout.
 bool isSparse(const at::TensorBase& tensor) noexcept;
 
 // Returns true for a sparse tensor whose values are fake, with or without the `Fake` key.
 bool isSparseFake(const at::TensorBase& tensor);
-
-// Adds the `Fake` key to a sparse tensor whose values are fake. Does nothing to other tensors.
-void giveFakeKey(const at::Tensor& tensor);
 
 // Returns the strided members of a sparse tensor: for COO, indices and values; otherwise, compressed indices, plain
 // indices and values.

@@ -357,10 +357,6 @@ bool assumeMask(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<I
   return true;
 }
 
-bool isAnyOrAll(const OperatorHandle& op) {
-  return op.schema().name() == "aten::any" || op.schema().name() == "aten::all";
-}
-
 // Computes truth values of tensors that are too large for values, and results for elements that repeat. Returns false
 // for other calls.
 bool assumeElements(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<IValue> results) {
@@ -368,8 +364,10 @@ bool assumeElements(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayR
     return false;
   }
   const Tensor& result = results.front().toTensor();
-  const bool is_elementwise = op.hasTag(at::Tag::pointwise) || op.schema().name() == "aten::_to_copy";
-  const bool makes_truth = result.scalar_type() == c10::kBool && (is_elementwise || isAnyOrAll(op));
+  const std::string& name = op.schema().name();
+  const bool is_elementwise = op.hasTag(at::Tag::pointwise) || name == "aten::_to_copy";
+  const bool makes_truth =
+      result.scalar_type() == c10::kBool && (is_elementwise || name == "aten::any" || name == "aten::all");
   const auto repeats = [](const Tensor& tensor) { return elementsOf(tensor).defined(); };
   const bool follows = is_elementwise && hasTensor(arguments, repeats) && !hasTensor(arguments, isOpen);
   if ((!makes_truth && !follows) || !allTensors(arguments, hasElement)) {
@@ -444,17 +442,12 @@ bool runAssumed(const OperatorHandle& op,
   return true;
 }
 
-ValueKind kindOfAll(ArrayRef<IValue> values) {
-  ValueKind kind = ValueKind::kKnown;
-  forEachTensor(values, [&kind](const Tensor& tensor) { kind = isFake(tensor) ? kind | kindOf(tensor) : kind; });
-  return kind;
-}
-
 bool assumeByRunning(const OperatorHandle& op,
                      ArrayRef<IValue> arguments,
                      ArrayRef<IValue> results,
                      ArrayRef<IValue> written) {
-  const bool is_routed = isRouted(kindOfAll(arguments));
+  const bool is_routed =
+      hasTensor(arguments, [](const Tensor& tensor) { return isFake(tensor) && isRouted(kindOf(tensor)); });
   const auto is_small = [is_routed](const Tensor& tensor) {
     return isSmall(tensor) || (is_routed && isSmallForRouting(tensor));
   };

@@ -80,6 +80,11 @@ int64_t countByMask(
   return count;
 }
 
+Tensor fakeOf(c10::IntArrayRef sizes, const at::TensorOptions& options) {
+  const FakeFactoriesGuard guard;
+  return at::empty(sizes, options);
+}
+
 // Returns how many elements `mask` selects, or nothing if this is neither known nor assumed.
 std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mask, bool is_prediction) {
   if (const Tensor value = valueOf(mask); value.defined()) {
@@ -262,20 +267,14 @@ void expandMasks(const OperatorHandle& op, Stack& stack, bool is_prediction) {
     if (!selected) {
       return;
     }
-    const FakeFactoriesGuard guard;
     for (int64_t i = 0; i < index.dim(); ++i, ++dim) {
-      expanded.push_back(at::empty({*selected}, at::TensorOptions(c10::kLong).device(index.device())));
+      expanded.push_back(fakeOf({*selected}, at::TensorOptions(c10::kLong).device(index.device())));
     }
   }
   indices = std::move(expanded);
 }
 
 namespace {
-
-Tensor fakeOf(c10::IntArrayRef sizes, const at::TensorOptions& options) {
-  const FakeFactoriesGuard guard;
-  return at::empty(sizes, options);
-}
 
 // A mask may be broadcast to the tensor that it selects from.
 Stack selected(const Tensor& self, const Tensor& mask, const Tensor& value) {
@@ -391,9 +390,8 @@ std::optional<Stack> resultsOfMask(const OperatorHandle& op, ArrayRef<IValue> ar
   const int64_t numel = c10::multiply_integers(at::infer_size(self.sizes(), mask.sizes()));
   const int64_t count =
       countByMask(op, mask, /*is_prediction=*/false, numel / std::max<int64_t>(mask.numel(), 1), assumptions);
-  const FakeFactoriesGuard guard;
-  return Stack{is_selection ? at::empty({count}, self.options())
-                            : at::empty({count, self.dim()}, self.options().dtype(c10::kLong))};
+  return Stack{is_selection ? fakeOf({count}, self.options())
+                            : fakeOf({count, self.dim()}, self.options().dtype(c10::kLong))};
 }
 
 // The same for a packed sequence.
