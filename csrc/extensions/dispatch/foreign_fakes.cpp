@@ -62,10 +62,6 @@ std::atomic<const RegisteredKernel*>& foreignFallback() {
   return fallback;
 }
 
-std::string ownerOf(const RegisteredKernel& foreign) {
-  return foreign.source.empty() ? "by another library" : foreign.source;
-}
-
 // Returns true for our fakes, and for tensors with stale keys: a real tensor that was given the `.data` of a fake keeps
 // our keys when the fake becomes real (`dropStaleKeys()`).
 bool isOrWasOurs(const at::TensorBase& tensor) {
@@ -100,10 +96,12 @@ Fakes fakesAmong(ArrayRef<IValue> arguments) {
     ours += fakes.ours ? name : "";
     foreign += fakes.foreign ? name : "";
   }
-  const RegisteredKernel* owner = foreignFallback();
+  const RegisteredKernel* fallback = foreignFallback();
+  const std::string owner = fallback == nullptr        ? "removed"
+                            : fallback->source.empty() ? "by another library"
+                                                       : fallback->source;
   TORCH_CHECK(false, "`", op.operator_name(), "` was called with fake tensors of two kinds: of torchext in", ours,
-              ", and of the library whose fallback of the dispatch key `Fake` was ",
-              owner == nullptr ? "removed" : ownerOf(*owner), ", in", foreign,
+              ", and of the library whose fallback of the dispatch key `Fake` was ", owner, ", in", foreign,
               ". Make all fake tensors of the call with the same library.");
 }
 

@@ -251,10 +251,6 @@ std::optional<Layout> layoutArgument(const OperatorHandle& op, ArrayRef<IValue> 
   return layout.isInt() ? std::optional{layout.toLayout()} : std::nullopt;
 }
 
-std::optional<Device> deviceArgument(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  return argumentNamed(op, arguments, "device").toOptional<Device>();
-}
-
 // Returns the rank of the tensor's backend key in the order of dispatch keys, or 0 for an undefined tensor.
 int precedence(const Tensor& tensor) {
   if (!tensor.defined()) {
@@ -403,7 +399,7 @@ SparseCall::SparseCall(const OperatorHandle& op, const Stack& stack) : op_{op}, 
   }
   if (op_.hasKernelForDispatchKey(DispatchKey::BackendSelect)) {
     layout_ = layoutArgument(op_, arguments()).value_or(layout_);
-    device_ = deviceArgument(op_, arguments()).value_or(device_);
+    device_ = argumentNamed(op_, arguments(), "device").toOptional<Device>().value_or(device_);
   }
 }
 

@@ -185,13 +185,6 @@ void follow(const OperatorHandle& op,
   }
 }
 
-Tensor resizedTo(c10::IntArrayRef sizes, const Tensor& out) {
-  if (!out.sizes().equals(sizes)) {
-    out.resize_(sizes);
-  }
-  return out;
-}
-
 // Runs calls on known values.
 class ValuesHandler final : public CallHandler {
  public:
@@ -220,7 +213,10 @@ class ValuesHandler final : public CallHandler {
     Stack values = runOnValues(op, arguments);
     std::size_t number = 0;
     mapTensors(values, values.size(), [&](const Tensor& value) {
-      Tensor fake = number < outs.size() ? resizedTo(value.sizes(), outs[number++]) : fakeOn(device, value);
+      Tensor fake = number < outs.size() ? outs[number++] : fakeOn(device, value);
+      if (fake.sizes() != value.sizes()) {
+        fake.resize_(value.sizes());
+      }
       writeValue(fake, value);
       return fake;
     });

@@ -15,6 +15,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>
 #include <torchext/fake_tensor.h>
 
@@ -38,13 +39,11 @@ const OperatorSet makesOnes{"make ones", {"aten::ones", "aten::ones_like", "aten
 
 // Returns true or false for an operator that only makes or writes ones or zeros, respectively.
 std::optional<bool> fillOf(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-  const std::string& name = op.schema().name();
   const bool makes_zeros = makesZeros(op);
   if (makes_zeros || makesOnes(op)) {
     return hasOut(op) ? std::nullopt : std::optional{!makes_zeros};
   }
-  const bool is_fill = name == "aten::fill_" && arguments[1].isScalar() && !arguments[1].isComplexDouble();
-  if (!is_fill) {
+  if (op.schema().name() != "aten::fill_" || !arguments[1].isScalar() || arguments[1].isComplexDouble()) {
     return std::nullopt;
   }
   const double value = arguments[1].toScalar().toDouble();
@@ -95,37 +94,18 @@ std::optional<int64_t> countSelected(const OperatorHandle& op, const Tensor& mas
                                 : std::optional{countByMask(op, mask, is_prediction, /*copies=*/1, *assumptions)};
 }
 
-// Gives overwritten tensors bytes before a call, so that their new values are recorded. The destructor removes these
-// bytes again unless `keep()` was called.
-class Overwrites {
- public:
-  Overwrites(const OperatorHandle& op, ArrayRef<IValue> arguments) {
-    forEachWritten(op.schema(), arguments, [&](const Tensor& tensor, std::size_t position) {
-      if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, position, tensor)) {
-        has_room_ = makePart(tensor, ValueKind::kKnown) && has_room_;  // keeps what other arguments show of it
-        tensors_.push_back(tensor);
-      }
-    });
-  }
-  C10_DISABLE_COPY_AND_ASSIGN(Overwrites);
-  ~Overwrites() {
-    for (const Tensor& tensor : tensors_) {
-      forgetElements(tensor);
+// Gives overwritten tensors bytes before a call, so that their new values are recorded, and appends them to `given`.
+// Returns false if there is no room.
+bool giveBytes(const OperatorHandle& op, ArrayRef<IValue> arguments, std::vector<Tensor>& given) {
+  bool has_room = true;
+  forEachWritten(op.schema(), arguments, [&](const Tensor& tensor, std::size_t position) {
+    if (isFake(tensor) && !valueOf(tensor).defined() && overwritesUnknown(op, position, tensor)) {
+      has_room = makePart(tensor, ValueKind::kKnown) && has_room;  // keeps what other arguments show of it
+      given.push_back(tensor);
     }
-  }
-
-  bool haveRoom() const noexcept {
-    return has_room_;
-  }
-
-  void keep() noexcept {
-    tensors_.clear();
-  }
-
- private:
-  std::vector<Tensor> tensors_;
-  bool has_room_ = true;
-};
+  });
+  return has_room;
+}
 
 bool isAllOnCpu(ArrayRef<IValue> values) {
   return !hasTensor(values, [](const Tensor& value) { return !value.is_cpu(); });
@@ -184,12 +164,17 @@ bool followKnown(const OperatorHandle& op, ArrayRef<IValue> arguments, ArrayRef<
     setRange(results.front().toTensor(), start, end, step);
     return true;
   }
-  Overwrites overwrites{op, arguments};
-  const std::optional<Stack> values = overwrites.haveRoom() ? tryRunOnKnown(op, arguments, results) : std::nullopt;
+  std::vector<Tensor> given;
+  auto remove = c10::make_scope_exit([&given] {
+    for (const Tensor& tensor : given) {
+      forgetElements(tensor);
+    }
+  });
+  const auto values = giveBytes(op, arguments, given) ? tryRunOnKnown(op, arguments, results) : std::nullopt;
   if (!values) {
     return false;
   }
-  overwrites.keep();
+  remove.release();
   giveValues(results, *values, arguments, ValueKind::kKnown);
   return true;
 }
