@@ -21,7 +21,6 @@
 #include "../../libraries/support/take_key.h"
 #include "../support/autograd.h"
 #include "../support/registrations.h"
-#include "../values/factories_of_call.h"
 #include "gradient_formulas.h"
 #include "versions.h"
 

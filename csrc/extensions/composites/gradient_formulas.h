@@ -8,7 +8,7 @@
 #include <torch/library.h>
 #include <torchext/macros.h>
 
-#include "../../core/fake/storage/fake_factories.h"
+#include "../../core/fake/storage/fake_keys.h"
 #include "../../libraries/support/included_key.h"
 
 namespace torchext {

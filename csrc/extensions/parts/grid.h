@@ -26,7 +26,7 @@
 #include <torchext/macros.h>
 
 #include "../../core/deferred_init/graph/op_graph.h"
-#include "../../core/deferred_init/plan/parts.h"
+#include "../../core/deferred_init/plan/replay_plan.h"
 #include "../../libraries/support/sizes.h"
 
 namespace torchext {
