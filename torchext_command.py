@@ -10,6 +10,6 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command with the arguments of the process, and return its exit code."""
-    from torchext.command_line import main
+    from torchext.commands import main
 
     return main()

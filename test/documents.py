@@ -238,7 +238,7 @@ def is_ours(name: str, where: Path) -> bool:
     last = name.rpartition("/")[2]
     if where.name == "foreign_suites.md":
         return not re.fullmatch(r"test_\w+\.py|names_of_2_6\.py", last)
-    if (where.name == "route.md" or where.parent.name == "inspect") and re.fullmatch(r"[A-Z]\w+\.cpp", last):
+    if (where.name in ("route.md", "inspect.py")) and re.fullmatch(r"[A-Z]\w+\.cpp", last):
         return False  # the file that registers kernels
     return not name.startswith("torch/") and last not in PYTORCHS | USERS
 

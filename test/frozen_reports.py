@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torchext import terminal
+from torchext.internals import terminal
 
 # The keys of times of this machine, and of texts that depend on the folder of a test.
 OF_ONE_RUN = re.compile(r"seconds|^versions$|^folder$|^code$")

@@ -66,7 +66,8 @@ if _TYPE_CHECKING:
     from . import _C, amp, checkpoint, compat, deferred_init, dry_run, dynamo, fake, inference, inspect, memory
 
 
-_ROOMS = ("fake", "deferred_init", "checkpoint", "inference", "memory", "compat", "inspect", "amp", "dynamo")
+_CORE = ("fake", "deferred_init", "inference", "compat", "inspect", "amp", "dynamo")
+_APPLICATIONS = ("check_init", "checkpoint", "dry_run", "memory")  # imported when they are used
 
 
 def _load_extension() -> None:
@@ -86,9 +87,10 @@ def __getattr__(name: str) -> object:
     if name == "_C":
         _load_extension()
         return _sys.modules[f"{__name__}._C"]
-    if name == "dry_run" or name in _ROOMS:  # dry_run always, because it imports much of torch.distributed
+    if name in _CORE or name in _APPLICATIONS:
         return _import_module(f".{name}", __name__)
-    homes = [room for room in __all__ if name in getattr(globals().get(room), "__all__", ())]
+    rooms = () if name.startswith("_") else (*_CORE, *_APPLICATIONS)
+    homes = [room for room in rooms if name in getattr(_import_module(f".{room}", __name__), "__all__", ())]
     hint = f". Did you mean torchext.{homes[0]}.{name}?" if homes else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
@@ -103,5 +105,5 @@ if "torchext_command" not in _sys.modules and not (
     _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv)] == "torchext"
 ):
     _load_extension()
-    for _room in _ROOMS:
+    for _room in _CORE:
         _import_module(f".{_room}", __name__)

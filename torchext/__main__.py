@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .command_line import main
+from .commands import main
 
 __all__: list[str] = []
 

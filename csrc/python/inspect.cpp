@@ -54,7 +54,7 @@ torch::jit::Stack convertArguments(const c10::FunctionSchema& schema,
   }
 }
 
-// A call that torchext/inspect/walk.py follows over the dispatch keys. It is never made.
+// A call that torchext/inspect.py follows over the dispatch keys. It is never made.
 struct PredictedCall {
   c10::OperatorHandle op;
   torch::jit::Stack arguments;

@@ -10,18 +10,18 @@
 namespace torchext::python {
 
 enum class Provided : std::uint8_t {
-  kCurrentLine,               // torchext.tools.source_lines: returns the current line of the program
+  kCurrentLine,               // torchext.internals.source_lines: returns the current line of the program
   kDataDependentError,        // torchext.errors
   kUnsupportedOperatorError,  // torchext.errors
   kMaterializationError,      // torchext.errors
   kDeprecationWarning,        // torchext.errors
   kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
-  kKernelGeometry,            // torchext.memory.kernels: the class that describes tensors to rules
-  kKernelSteps,               // torchext.memory.kernels: applies the rule of an operator
-  kObserveOutOfMemory,        // torchext.fake.cuda_memory: calls the program's observers before an error
+  kKernelGeometry,            // torchext.fake.cuda.kernels: the class that describes tensors to rules
+  kKernelSteps,               // torchext.fake.cuda.kernels: applies the rule of an operator
+  kObserveOutOfMemory,        // torchext.fake.cuda.memory: calls the program's observers before an error
   kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
-  kSettleLeases,              // torchext.tools.leases: replaces PyTorch's functions, or restores them
-  kNotifyModes,               // torchext.amp.function_modes: notifies function modes of the begin or end of a region
+  kSettleLeases,              // torchext.internals.leases: replaces PyTorch's functions, or restores them
+  kNotifyModes,               // torchext.amp.patches: notifies function modes of the begin or end of a region
   kHasFakeImplementation,     // torchext.fake.meta_functions: whether a program registered one for an operator
 };
 

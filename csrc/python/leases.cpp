@@ -100,7 +100,7 @@ int settleWhenAsked(void* /*unused*/) {
   try {
     pybind11::reinterpret_borrow<pybind11::object>(provided(Provided::kSettleLeases))(false);
   } catch (pybind11::error_already_set& error) {
-    error.discard_as_unraisable("torchext.tools.leases.settle()");
+    error.discard_as_unraisable("torchext.internals.leases.settle()");
   }
   return 0;
 }

@@ -45,7 +45,7 @@ namespace {
 // A replacement declares which calls concern it. All others go directly to the original, without Python: calls with
 // real tensors do not become slower.
 //
-// torchext/tools/patching.py declares the replacements.
+// torchext/internals/patching.py declares the replacements.
 
 // Bits of `Slot::concerns`.
 enum Concerns : unsigned {
@@ -342,7 +342,7 @@ PyTypeObject* ownerOfNew(PyTypeObject* type) {
   return type;
 }
 
-// Not thread-safe: torchext/tools/patching.py holds a lock.
+// Not thread-safe: torchext/internals/patching.py holds a lock.
 Slot& slotOf(PyObject* function) {
   static auto* known = new std::unordered_map<PyObject*, std::size_t>;
   if (PyType_Check(function)) {
@@ -442,7 +442,7 @@ PyObject* isAboutArguments(PyObject* /*module*/, PyObject* const* args, Py_ssize
   END_HANDLE_TH_ERRORS
 }
 
-// For the self-test in torchext/tools/patching.py: a function whose calls CPython specializes.
+// For the self-test in torchext/internals/patching.py: a function whose calls CPython specializes.
 PyObject* identity(PyObject* /*module*/, PyObject* value) {
   return Py_NewRef(value);
 }

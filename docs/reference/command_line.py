@@ -25,7 +25,7 @@ All commands of torchext with their flags and arguments.
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Return the parsers by the words that call them."""
-    from torchext.command_line import parsers
+    from torchext.commands import parsers
 
     return parsers()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from generated_page import write_or_check
 
-from torchext.fake.cuda_builds import ADDED, REFUSED, REPLACED
+from torchext.fake.cuda.builds import ADDED, REFUSED, REPLACED
 
 PAGE = Path(__file__).with_suffix(".md")
 

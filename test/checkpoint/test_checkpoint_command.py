@@ -14,7 +14,7 @@ import transformers
 from common import kept_threads
 
 from torchext.checkpoint import folder as folders
-from torchext.command_line.checkpoint import main
+from torchext.commands.checkpoint_flags import main
 
 MODULE = """\
 import torch
@@ -163,7 +163,7 @@ def test_output_of_the_program_does_not_mix_with_json(tmp_path: Path) -> None:
     (tmp_path / "printing.py").write_text(
         "from torch import nn\ndef build():\n    print('hello')\n    return nn.Linear(2, 2)\n"
     )
-    code = "import sys; sys.path[0] = '/'; from torchext.command_line import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; sys.path[0] = '/'; from torchext.commands import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["checkpoint", "printing:build", "--plan", "--json", "-"]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True

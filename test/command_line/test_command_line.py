@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import torchext
-from torchext import command_line, terminal
+from torchext import commands
+from torchext.internals import terminal
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("dry-run", "report", "checkpoint", "check-init", "env", "route", "completion")
@@ -26,7 +27,7 @@ class Terminal(io.StringIO):
 
 def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(arguments)
+        commands.main(arguments)
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -81,7 +82,7 @@ def test_command_imports_what_an_expression_of_the_user_needs() -> None:
 
 
 def test_parsers_are_those_of_all_commands() -> None:
-    parsers = command_line.parsers()
+    parsers = commands.parsers()
     assert list(parsers) == ["torchext", *(f"torchext {name}" for name in COMMANDS)]
     assert all(parser.prog == name for name, parser in parsers.items())
     assert all(parser.description for parser in parsers.values())
@@ -89,7 +90,7 @@ def test_parsers_are_those_of_all_commands() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS[:-1])
 def test_commands_share_flags(name: str) -> None:
-    assert {"--json", "--quiet", "--verbose", "--version"} <= command_line.parsers()[
+    assert {"--json", "--quiet", "--verbose", "--version"} <= commands.parsers()[
         f"torchext {name}"
     ]._option_string_actions.keys()
 
@@ -116,8 +117,8 @@ def test_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchext.command_line.environment_report.describe_environment", interrupt)
-    assert command_line.main(["env"]) == 130
+    monkeypatch.setattr("torchext.commands.env.describe_environment", interrupt)
+    assert commands.main(["env"]) == 130
     assert capsys.readouterr().err == "\ntorchext: interrupted\n"
 
 
@@ -126,7 +127,7 @@ def test_closed_pipe_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(read)
     with os.fdopen(write, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert command_line.main(["env"]) == 141
+        assert commands.main(["env"]) == 141
 
 
 @pytest.mark.ci
@@ -160,7 +161,7 @@ def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestEnv:
     def test_report_has_what_a_bug_report_needs(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert command_line.main(["env"]) == 0
+        assert commands.main(["env"]) == 0
         out = capsys.readouterr().out
         for line in (
             "versions:",
@@ -173,7 +174,7 @@ class TestEnv:
 
     def test_json_has_the_same(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHEXT_ACCEPT_UNVERIFIED_TORCH", "1")
-        assert command_line.main(["env", "--json", "-"]) == 0
+        assert commands.main(["env", "--json", "-"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["schema"], found["command"]) == (1, "env")
         assert found["versions"]["torchext"] == torchext.__version__
@@ -185,7 +186,7 @@ class TestEnv:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TORCHEXT_BREAK_PIECE", "backend_meta")
-        assert command_line.main(["env", "--json", "-"]) == 0
+        assert commands.main(["env", "--json", "-"]) == 0
         tests = json.loads(capsys.readouterr().out)["self_tests"]
         assert [name for name, test in tests.items() if not test["passed"]] == ["backend_meta"]
         assert len(tests) == 9
@@ -200,7 +201,7 @@ class TestEnv:
 
 class TestRoute:
     def test_is_that_of_the_function(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert command_line.main(["route", "aten::add_.Tensor", "torch.ones(2)", "1"]) == 0
+        assert commands.main(["route", "aten::add_.Tensor", "torch.ones(2)", "1"]) == 0
         assert capsys.readouterr().out == f"{torchext.inspect.route('aten::add_.Tensor', torch.ones(2), 1)}\n"
 
     @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ class TestRoute:
     def test_example_tensors_are_filled_in(
         self, arguments: list[str], keys: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert command_line.main(["route", *arguments, "--json", "-"]) == 0
+        assert commands.main(["route", *arguments, "--json", "-"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [step["key"] for step in found["steps"] if step["turn"] != "skipped"] == keys
 
@@ -235,14 +236,14 @@ class TestRoute:
     def test_wrong_arguments_are_one_line(
         self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert command_line.main(["route", *arguments]) == 2
+        assert commands.main(["route", *arguments]) == 2
         err = capsys.readouterr().err
         assert message in err
         assert err.count("\n") == 1
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="the call works")
     def test_missing_cuda_hints_at_fake_devices(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert command_line.main(["route", "aten::mm", "--device", "cuda"]) == 2
+        assert commands.main(["route", "aten::mm", "--device", "cuda"]) == 2
         err = capsys.readouterr().err
         assert err.startswith("torchext route: --device cuda: ")
         assert err.endswith(". Add --fake to use fake CUDA devices.\n")

@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torchext
-from torchext import command_line
+from torchext import commands
+from torchext.check_init.lone_ranks import Job, run_rank
 from torchext.deferred_init import check_init
-from torchext.deferred_init.lone_ranks import Job, run_rank
 from torchext.fake import fake_mode
 
 PLAN = {"blocks.0.0": ColwiseParallel(), "blocks.0.1": RowwiseParallel()}
@@ -626,7 +626,7 @@ def test_command_returns_the_verdict(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     arguments = ["check-init", f"{name}:{function}", "--mesh", "fsdp=2", "--mesh", "a=2,b=1", "--json", "-"]
-    assert command_line.main(arguments) == code
+    assert commands.main(arguments) == code
     printed = capsys.readouterr()
     if code in (0, 3, 4):
         report = json.loads(printed.out)
@@ -642,7 +642,7 @@ def test_module_that_exits_while_it_is_imported_is_no_success(
 ) -> None:
     (tmp_path / "without_main_guard.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert command_line.main(["check-init", "without_main_guard:build", "--mesh", "fsdp=2"]) == 1
+    assert commands.main(["check-init", "without_main_guard:build", "--mesh", "fsdp=2"]) == 1
     assert 'put the code that runs the program under `if __name__ == "__main__":`' in capsys.readouterr().err
 
 
@@ -672,7 +672,7 @@ def test_command_checks_ranges_of_ranks(
     (tmp_path / "ranges.py").write_text("\n".join(line[8:] for line in program.splitlines()))
     monkeypatch.syspath_prepend(tmp_path)
     arguments = ["check-init", "ranges:build", "--mesh", "fsdp=4", "--rank", "0,2-3"]
-    assert command_line.main(arguments) == 3
+    assert commands.main(arguments) == 3
     assert "3 of 4 ranks, 2 tensors: 1 differs from one process" in capsys.readouterr().out
 
 
@@ -682,5 +682,5 @@ def test_command_checks_ranges_of_ranks(
 )
 def test_command_refuses_wrong_ranks(ranks: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command_line.main(["check-init", "ranges:build", "--mesh", "fsdp=4", "--rank", ranks])
+        commands.main(["check-init", "ranges:build", "--mesh", "fsdp=4", "--rank", ranks])
     assert re.search(message, capsys.readouterr().err)

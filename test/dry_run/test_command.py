@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from torchext.dry_run.command import exit_code_of, main
-from torchext.dry_run.rank_report import RankReport
+from torchext.commands.dry_run import exit_code_of, main
+from torchext.reports.model import RankReport
 
 ROOT = Path(__file__).parents[2]
 
@@ -1106,7 +1106,7 @@ def test_reading_a_value_to_write_it_may_be_refused(command: Command) -> None:
 def test_command_does_not_start_where_files_cannot_be_guarded(
     command: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], can: bool
 ) -> None:
-    monkeypatch.setattr("torchext.dry_run.command.can_guard", lambda: False)
+    monkeypatch.setattr("torchext.commands.dry_run.can_guard", lambda: False)
     if can:
         assert command("open('file', 'w').write('x')", "--unguarded", "--to-end").code == 0
         assert not Path("file").exists()

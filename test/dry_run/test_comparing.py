@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchext.command_line import main
+from torchext.commands import main
 from torchext.dry_run import Difference, Limit, Report, compare, load_report
 
 MIB = 2**20

@@ -14,7 +14,7 @@ import pytest
 from torchext.dry_run.ending import ChildProcess, Patience, raising_on_signals
 from torchext.dry_run.protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing
 from torchext.dry_run.rank_processes import RankProcesses, _Rank
-from torchext.dry_run.rank_report import Goal, RankReport
+from torchext.reports.model import Goal, RankReport
 
 
 class StubRank:

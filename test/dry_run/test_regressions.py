@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from torchext.command_line import main
+from torchext.commands import main
 from torchext.dry_run import Report, compare, load_report
 
 # A small language model with checkpointing. With several ranks each block is sharded.

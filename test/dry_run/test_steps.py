@@ -13,12 +13,12 @@ import pytest
 
 from torchext.descriptions.gpus import FakeGPU
 from torchext.dry_run import world
-from torchext.dry_run.json_report import json_report
-from torchext.dry_run.rank_report import FORWARD, STEP, Goal, RankReport
-from torchext.dry_run.reports import html_report, text_report
 from torchext.dry_run.running import run_rank
 from torchext.dry_run.steps import PATIENCE
 from torchext.memory import track_memory
+from torchext.reports.json import json_report
+from torchext.reports.model import FORWARD, STEP, Goal, RankReport
+from torchext.reports.text import html_report, text_report
 
 from .step_programs import PREAMBLE, PROGRAMS, Program
 

@@ -23,7 +23,7 @@ from torchext.dry_run import TimeBound, World, bound_time, world
 from torchext.dry_run.links import crossing_of
 from torchext.dry_run.timeline import Run, Wait, least_time
 from torchext.fake import FakeGPU, PeakRates
-from torchext.tools.flops import counting_flops
+from torchext.memory.flops import counting_flops
 
 RATES = PeakRates(
     float32=1e12, tf32=2e12, float16=4e12, bfloat16=8e12, float8=16e12, memory=1e12, link=1e11, network=1e10, boost=2.0

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torchext.fake import DataDependentError, FakeGPU, fake_mode, is_fake
-from torchext.fake.assumed_values import AssumedValues, assuming_values
+from torchext.fake.values import AssumedValues, assuming_values
 from torchext.memory import fits, max_batch
 
 

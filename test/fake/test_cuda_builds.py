@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torchext.fake import fake_mode
-from torchext.fake.cuda_builds import ADDED, REFUSED, REPLACED, SETTINGS, TUNING
+from torchext.fake.cuda.builds import ADDED, REFUSED, REPLACED, SETTINGS, TUNING
 
 TORCH = Path(torch.__file__).parent
 OWN_NAME = r"_(?:cuda|cudnn|nccl)_?[A-Za-z]\w*"

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchext import _C
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
-from torchext.fake.assumed_values import assuming_values
+from torchext.fake.values import assuming_values
 
 UNKNOWN = "needs the values of its arguments"
 

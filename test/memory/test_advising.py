@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchext.advice.advising import _Simulation
+from torchext.advice.blocks import Block as Layer
+from torchext.advice.blocks import blocks_of
+from torchext.advice.remedies import Accumulate, Checkpoint, Remedy
+from torchext.advice.searching import _Search
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory import Advice, Outcome, advise, fits
-from torchext.memory.advising import _Simulation
-from torchext.memory.blocks import Block as Layer
-from torchext.memory.blocks import blocks_of
-from torchext.memory.remedies import Accumulate, Checkpoint, Remedy
-from torchext.memory.searching import _Search
 
 GPU = "RTX-4090-24GB"
 VOCABULARY = 32000

@@ -20,9 +20,9 @@ from torch._dynamo.utils import counters
 from torch._prims_common import suggest_memory_format
 
 from torchext.fake import FakeGPU, fake_mode
-from torchext.memory.kernels import calls
-from torchext.memory.kernels.calls import Gpu, KernelCall
-from torchext.memory.kernels.geometry import Geometry, contiguous
+from torchext.fake.cuda.kernels import calls
+from torchext.fake.cuda.kernels.calls import Gpu, KernelCall
+from torchext.fake.cuda.kernels.geometry import Geometry, contiguous
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -184,8 +184,8 @@ class TestWorkspaces:
     def test_the_environment_decides_the_size(self, variables: dict[str, str], size: int) -> None:
         program = (
             "import torch\n"
-            "from torchext.memory.kernels.calls import Gpu, steps_of\n"
-            "from torchext.memory.kernels.geometry import contiguous\n"
+            "from torchext.fake.cuda.kernels.calls import Gpu, steps_of\n"
+            "from torchext.fake.cuda.kernels.geometry import contiguous\n"
             "a = contiguous([8, 8], torch.float32)\n"
             "print([step[1] for step in steps_of('aten::mm', [a, a], [a], Gpu(9, 132, 2048))[1] if step[1]])\n"
         )
@@ -321,7 +321,7 @@ class TestRunningRules:
         with fake_mode(gpu=True):
             torch.compile(step, backend="eager")(torch.empty(5000, 70, device="cuda"))
         assert counters["frames"]["total"] < 10
-        assert not [text for text in counters["graph_break"] if "memory/kernels" in text]
+        assert not [text for text in counters["graph_break"] if "fake/cuda/kernels" in text]
 
     def test_error_in_a_rule_is_raised_and_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(call: KernelCall) -> None:
@@ -348,7 +348,7 @@ class TestRunningRules:
             "    torch.empty(2, 2) @ torch.empty(2, 2)\n"
             "print(any('memory.kernels' in name for name in sys.modules))\n"
             "with fake_mode(gpu=True):\n"
-            "    print('torchext.memory.kernels.blas' in sys.modules)\n"
+            "    print('torchext.fake.cuda.kernels.blas' in sys.modules)\n"
         )
         assert run(program).split() == ["False", "True"]
 

@@ -19,11 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from torchext.dry_run import world
-from torchext.memory import advise, track_memory
-from torchext.memory.applying import applying
-from torchext.memory.blocks import Block
-from torchext.memory.remedies import (
+from torchext.advice.applying import applying
+from torchext.advice.blocks import Block
+from torchext.advice.remedies import (
     Accumulate,
     Checkpoint,
     ChunkedLoss,
@@ -33,6 +31,8 @@ from torchext.memory.remedies import (
     Remedy,
     Reshard,
 )
+from torchext.dry_run import world
+from torchext.memory import advise, track_memory
 
 
 class Layer(nn.Module):

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from torchext import _C, TorchextDeprecationWarning
 from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
+from torchext.internals.torch_release import TORCH_RELEASE
 from torchext.memory import Category, MaxBatch, Phase, TrackedMemory, fits, max_batch, track_memory
-from torchext.tools.torch_release import TORCH_RELEASE
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 

@@ -53,7 +53,7 @@ def world(*, is_fake: bool) -> Iterator[None]:
         yield
         return
     from torchext.fake import FakeGPU, fake_mode
-    from torchext.fake.assumed_values import assuming_values
+    from torchext.fake.values import assuming_values
 
     with fake_mode(gpu=FakeGPU(GPU)), assuming_values():
         yield

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import torchext
-from torchext.tools.deprecation import RenamedAttribute, renamed_function, renamed_keywords
+from torchext.internals.arguments import RenamedAttribute, renamed_function, renamed_keywords
 
 
 @renamed_keywords(old="new")

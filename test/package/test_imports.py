@@ -11,7 +11,7 @@ from types import ModuleType
 import forked
 import pytest
 
-from torchext.tools.imports import once_imported, patching, when_imported
+from torchext.internals.imports import once_imported, patching, when_imported
 
 NAME = "torchext_imported_in_a_test"
 

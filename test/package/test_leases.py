@@ -24,7 +24,7 @@ from torchext.deferred_init import defer_again, deferred_init, is_deferred, mate
 from torchext.errors import PatchError
 from torchext.fake import fake_like, fake_mode, is_fake
 from torchext.inspect import patches
-from torchext.tools.leases import Lease, leases, settle, while_fakes_live
+from torchext.internals.leases import Lease, leases, settle, while_fakes_live
 
 pytestmark = pytest.mark.usefixtures("frozen_past")
 

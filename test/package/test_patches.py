@@ -14,7 +14,7 @@ import pytest
 
 from torchext import _C
 from torchext.errors import PatchError
-from torchext.tools import patching
+from torchext.internals import patching
 
 PROGRAM = Path(__file__).parents[1] / "patched_callables.py"
 

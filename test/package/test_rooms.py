@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -228,6 +230,35 @@ def test_the_core_and_the_libraries_include_no_extension() -> None:
         if arrow.user.startswith(f"{folder}/") and not arrow.used.startswith(where)
     ]
     assert not beyond
+
+
+CORE = {"amp", "deferred_init", "dynamo", "fake", "inference", "inspect", "internals"}
+APPLICATIONS = {"advice", "check_init", "checkpoint", "commands", "dry_run", "memory", "reports", "testing"}
+
+
+def test_the_core_imports_no_application() -> None:
+    passed_on = Arrow("deferred_init/__init__", "check_init/__init__")  # for type checkers; imported at the first use
+    found = [
+        arrow
+        for arrow in imports() - {passed_on}
+        if arrow.user.partition("/")[0] in CORE and arrow.used.partition("/")[0] in APPLICATIONS
+    ]
+    assert not found
+
+
+def test_importing_torchext_imports_no_application() -> None:
+    code = "import sys, torchext; print(*{name.split('.')[1] for name in sys.modules if name.startswith('torchext.')})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    assert imported >= CORE - {"internals"}
+    assert not imported & APPLICATIONS
+
+
+@pytest.mark.parametrize("room", ["check_init", "checkpoint", "dry_run", "memory"])
+def test_applications_are_imported_when_they_are_used(room: str) -> None:
+    code = f"import torchext; print(torchext.{room}.__name__, len(dir(torchext.{room})) > 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"torchext.{room} True\n"
 
 
 def test_no_module_needs_itself_by_a_detour() -> None:

@@ -26,8 +26,14 @@ import torchext
 
 SITE = ROOT / "build" / "docs" / "html"
 NOT_PUBLIC = {
-    *("torchext.command_line", "torchext.dynamo", "torchext.installation", "torchext.terminal", "torchext.tools"),
-    *("torchext.user_functions", "torchext.version"),
+    *(
+        "torchext.commands",
+        "torchext.dynamo",
+        "torchext.installation",
+        "torchext.internals.terminal",
+        "torchext.internals",
+    ),
+    *("torchext.commands.user_functions", "torchext.version"),
 }
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import _C
-from ..tools.deprecation import RenamedAttribute
-from . import backward, function_modes, patches  # noqa: F401  (declare patches, and functions that the core calls)
+from ..internals.arguments import RenamedAttribute
+from . import amp_tensor, patches  # noqa: F401  (declare patches, and functions that the core calls)
 from .amp_tensor import AmpTensor, is_amp, unwrap, wrap
 from .decorators import Autocasting, InFloat32, InLowerPrecision, decorate
 from .policies import policy, register_policy

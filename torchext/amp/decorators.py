@@ -8,13 +8,23 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .. import _C
-from ..tools.calls import Call, Way, call_in_way
-from .casts import to_float32, to_lower_precision
+from ..internals.calls import Call, Way, call_in_way
 
-__all__ = ["Autocasting", "InFloat32", "InLowerPrecision", "decorate", "in_region", "is_outermost"]
+__all__ = [
+    "Autocasting",
+    "InFloat32",
+    "InLowerPrecision",
+    "can_autocast",
+    "decorate",
+    "in_region",
+    "is_outermost",
+    "to_float32",
+    "to_lower_precision",
+]
 
 T = TypeVar("T", bound=Callable[..., Any])
 StateOfDevice = tuple[str, bool, torch.dtype]
@@ -239,3 +249,54 @@ def _in_state(state: State) -> Iterator[None]:
 def _region_of(state: StateOfDevice) -> _C.AutocastRegion:
     device_type, is_enabled, dtype = state
     return _C.AutocastRegion(device_type, dtype=dtype, enabled=is_enabled)
+
+
+# ---- Casts of the arguments and the results of a function
+
+
+R = TypeVar("R")
+
+
+def to_float32(tree: R) -> R:
+    """Return `tree` with its floating point tensors in float32. Autocast does not cast float64 tensors."""
+    if isinstance(tree, Tensor):  # the common case
+        is_cast = tree.dtype is not torch.float32 and tree.dtype is not torch.float64 and tree.is_floating_point()
+        return tree.float() if is_cast else tree  # type: ignore[return-value]
+    return _map(tree, lambda tensor: torch.float32)
+
+
+def to_lower_precision(tree: R) -> R:
+    """Return `tree` with its floating point tensors in the dtype to which operators cast them now.
+
+    float64 tensors, and tensors on devices without autocast, do not change.
+    """
+    return _map(tree, _lower_dtype)
+
+
+def _lower_dtype(tensor: Tensor) -> torch.dtype:
+    device_type = tensor.device.type
+    if can_autocast(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return tensor.dtype
+
+
+def can_autocast(device_type: str) -> bool:
+    """Return True if `device_type` has autocast. A separate function, because `torch.compile` treats it specially."""
+    return torch.amp.is_autocast_available(device_type)
+
+
+def _map(tree: R, dtype_of: Callable[[Tensor], torch.dtype]) -> R:
+    def cast(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dtype is torch.float64:
+            return leaf
+        dtype = dtype_of(leaf)
+        return leaf if leaf.dtype is dtype else leaf.to(dtype)
+
+    if isinstance(tree, Tensor):
+        return cast(tree)  # type: ignore[return-value]
+    leaves, structure = pytree.tree_flatten(tree)
+    done = [cast(leaf) for leaf in leaves]
+    if all(new is old for new, old in zip(done, leaves, strict=True)):
+        return tree  # the same object, with its identity and everything in it besides the leaves
+    result: R = pytree.tree_unflatten(done, structure)
+    return result

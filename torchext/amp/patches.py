@@ -1,7 +1,7 @@
 """Patches of Python functions in PyTorch, for AmpTensors.
 
-They are installed while a tensor is marked (`torchext.tools.leases`). Every patch passes other tensors to the original,
-and all tensors where `torch.compile` traces, because its tensors are not AmpTensors.
+They are installed while a tensor is marked (`torchext.internals.leases`). Every patch passes other tensors to the
+original, and all tensors where `torch.compile` traces, because its tensors are not AmpTensors.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from .. import _C
-from ..tools import marks  # noqa: F401  (declares patches of both features)
-from ..tools.imports import when_imported
-from ..tools.leases import while_marks_live
-from ..tools.patching import Concerns
+from ..internals import marks  # noqa: F401  (declares patches of both features)
+from ..internals.imports import when_imported
+from ..internals.leases import while_marks_live
+from ..internals.patching import Concerns
 
 __all__: list[str] = []
 
@@ -215,3 +215,41 @@ while_marks_live.declare(
     _patch_compiled_code,
     _patch_random_state_of_compilation,
 )
+
+
+# ---- Report regions to PyTorch's function modes, as `torch.autocast` does, for non-strict `torch.export`
+
+
+_torch: Any = torch
+
+
+def _tell_modes(region: _C.AutocastRegion, begins: bool) -> None:
+    """Report a region. The core calls this when a region begins or ends while a function mode is active."""
+    module: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    if module is None:
+        return  # nothing is being exported
+    for mode in _torch.overrides._get_current_function_mode_stack():
+        if isinstance(mode, module.PreDispatchTorchFunctionMode):
+            _trace(mode, region, begins)
+
+
+def _trace(mode: Any, region: _C.AutocastRegion, begins: bool) -> None:
+    if region.self_cleaning:
+        raise NotImplementedError(
+            "torch.export cannot trace a self-cleaning region: an exported program has no AmpTensors. Export with "
+            "amp.autocast(), and cast what leaves the region."
+        )
+    if begins:
+        device_type = region.device_type or _C.autocast_device_type_in_use()
+        state = (
+            device_type,
+            torch.get_autocast_dtype(device_type),
+            torch.is_autocast_enabled(device_type),
+            torch.is_autocast_cache_enabled(),
+        )
+        mode.__torch_function__(_torch.amp._enter_autocast, (), state)
+    else:
+        mode.__torch_function__(_torch.amp._exit_autocast, (), ())
+
+
+_C.provide("notify_modes", _tell_modes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..tools.deprecation import renamed_function
-from . import distributed  # noqa: F401  (declares its patches)
+from ..internals.arguments import renamed_function
 from .loading import LoadedKeys, load_checkpoint
 from .saving import CheckpointPlan, plan_checkpoint, save_safetensors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ..command_line.checkpoint import main
+from ..commands.checkpoint_flags import main
 
 __all__: list[str] = []
 

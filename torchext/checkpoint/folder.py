@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import CheckpointError
-from ..tools.sizes import readable
+from ..internals.text import readable
 
 __all__ = ["Folder", "IncompleteFile"]
 

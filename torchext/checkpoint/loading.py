@@ -16,12 +16,12 @@ from torch.overrides import TorchFunctionMode
 from .. import _C
 from ..deferred_init import materialize_module, materialize_tensor
 from ..errors import CheckpointError
-from ..tools.dispatch_keys import without_our_keys
-from ..tools.held_tensors import is_wrapper, parts_of
-from ..tools.results import plain
-from .pieces import LARGEST_PIECE, parts_of_shape
+from ..internals.dispatch_keys import without_our_keys
+from ..internals.held_tensors import is_wrapper, parts_of, shows_all, storage_of
+from ..internals.results import plain
+from .contents import check_dtype, converted_dtype, lacks_values
 from .reading import StateDict, read_state
-from .tensors import check_dtype, converted_dtype, lacks_values, shows_all, storage_of
+from .saving import LARGEST_PIECE, parts_of_shape
 
 __all__ = ["LoadedKeys", "load_checkpoint"]
 

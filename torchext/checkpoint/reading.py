@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import CheckpointError
-from ..tools.dispatch_keys import without_our_keys
-from .contents import SUFFIX
-from .header import LENGTH_BYTES, known_dtypes, parse_header
+from ..internals.dispatch_keys import without_our_keys
+from .contents import LENGTH_BYTES, SUFFIX, known_dtypes, parse_header
 from .libraries import safetensors_torch
 
 __all__ = ["Mapped", "StateDict", "read_file", "read_state"]

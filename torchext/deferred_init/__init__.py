@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import EllipsisType
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch.distributed import ProcessGroup
@@ -17,22 +17,22 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import _C
-from ..tools.calls import Block
-from ..tools.checks import check_is_dtype
-from ..tools.deprecation import warn_deprecated
-from ..tools.held_tensors import Held, held_tensors, is_wrapper, parts_of
-from ..tools.leases import while_fakes_live
-from ..tools.progress import progress_bar
-from ..tools.sizes import readable
-from ..tools.source_lines import tracing
-from . import inductor, ranks
+from ..internals.arguments import check_is_dtype, warn_deprecated
+from ..internals.calls import Block
+from ..internals.held_tensors import Held, held_tensors, is_wrapper, parts_of
+from ..internals.imports import names_from
+from ..internals.leases import while_fakes_live
+from ..internals.source_lines import tracing
+from ..internals.text import progress_bar, readable
+from . import distributed_checkpoints, inductor, ranks  # noqa: F401  (the first declares its patches)
 from .companions import companions, state_of, watch_optimizers
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
-from .initial_weights import check_init
-from .initial_weights_report import InitCheck, MeshCheck, TensorCheck
 from .plans import PlannedOperation, ReplayPlan, plan
 from .recording import Recording
 from .summaries import Summary, summary
+
+if TYPE_CHECKING:
+    from ..check_init import InitCheck, MeshCheck, TensorCheck, check_init
 
 __all__ = [
     "Explanation",
@@ -56,6 +56,9 @@ __all__ = [
     "summary",
     "tracing",
 ]
+
+# An application, which is imported when it is used.
+__getattr__ = names_from(__name__, ".check_init")
 
 P = ParamSpec("P")
 T = TypeVar("T")

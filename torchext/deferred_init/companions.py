@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 
 from .. import _C
-from ..tools.held_tensors import Held, parts_of, reachable_tensors
-from ..tools.leases import while_fakes_live
+from ..internals.held_tensors import Held, parts_of, reachable_tensors
+from ..internals.leases import while_fakes_live
 
 __all__ = ["companions", "state_of", "watch_optimizers"]
 

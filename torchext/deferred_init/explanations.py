@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +12,19 @@ import torch
 from torch.nn import Module
 
 from .. import _C
-from ..tools.held_tensors import held_tensors
-from ..tools.results import Column, Items, Table, plain
-from .recorded_calls import text_of_call, text_of_parts, text_of_tensor
+from ..internals.held_tensors import held_tensors
+from ..internals.results import Column, Items, Table, plain
 
-__all__ = ["Explanation", "RecordedOperation", "RecordedValue", "explain", "export_graph"]
+__all__ = [
+    "Explanation",
+    "RecordedOperation",
+    "RecordedValue",
+    "explain",
+    "export_graph",
+    "text_of_call",
+    "text_of_parts",
+    "text_of_tensor",
+]
 
 
 @dataclass(frozen=True)
@@ -255,3 +263,80 @@ def _quoted(text: str) -> str:
     r"""Return `text` as a DOT string, in which `\l` ends a line that is aligned to the left."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if "\n" not in escaped else '"' + escaped.replace("\n", "\\l") + '\\l"'
+
+
+# ---- Texts of recorded calls
+
+
+def text_of_call(operator: _C.RecordedOperator, show: Callable[[_C.RecordedTensor], str]) -> str:
+    """Return a call without its outputs, given a text for each tensor: `aten::uniform_(%0, -0.5, 0.5)`.
+
+    Arguments that have their default values are omitted. Those after an omitted one are written by name.
+    """
+    texts: list[str] = []
+    by_name = False
+    for name, kwarg_only, value, default in operator.arguments:
+        text = _text(value, show)
+        # Python passes `pin_memory=False` to every factory.
+        is_noise = name == "pin_memory" and text == "False"
+        if is_noise or (default is not ... and text == _text(default, show)):
+            by_name = True
+        else:
+            by_name = by_name or kwarg_only
+            texts.append(f"{name}={text}" if by_name else text)
+    overload = operator.overload and f".{operator.overload}"
+    return f"{operator.name}{overload}({', '.join(texts)})"
+
+
+def text_of_tensor(tensor: _C.RecordedTensor) -> str:
+    """Return the dtype and the shape, such as `float32[2, 3]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.sizes))}]"
+
+
+def text_of_parts(parts: Iterable[Sequence[slice | None]]) -> str:
+    """Return indices such as `[96:128, :8], [200:232]`, or an empty text if one of the parts is all of the tensor."""
+    texts = [_text_of_part(part) for part in parts]
+    return "" if "[]" in texts else ", ".join(texts)
+
+
+def _text_of_part(part: Sequence[slice | None]) -> str:
+    needed = max((i for i, of in enumerate(part, 1) if of is not None), default=0)
+    return f"[{', '.join(map(_text_of_slice, part[:needed]))}]"
+
+
+def _text_of_slice(of: slice | None) -> str:
+    if of is None:
+        return ":"
+    return f"{of.start}:{of.stop}" if of.step == 1 else f"{of.start}:{of.stop}:{of.step}"
+
+
+def _text(value: object, show: Callable[[_C.RecordedTensor], str]) -> str:
+    match value:
+        case _C.RecordedTensor():
+            return show(value)
+        case list() | tuple():
+            items = ", ".join(_text(item, show) for item in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items})"
+        case float():
+            return _text_of_float(value)
+        case complex():
+            return f"complex({_text_of_float(value.real)}, {_text_of_float(value.imag)})"
+        case str():
+            return f"'{value}'"
+        case torch.dtype():
+            return str(value).removeprefix("torch.")
+        case torch.layout() | torch.memory_format():
+            words = str(value).removeprefix("torch.").removesuffix("_coo").removesuffix("_format").split("_")
+            return "".join(map(str.capitalize, words))
+        case torch.Generator():
+            return f"generator on {value.device}"
+        case None | int() | torch.device():
+            return str(value)
+    return "<Object>"
+
+
+def _text_of_float(number: float) -> str:
+    """Return the shortest decimal that equals `number` and reads as a floating-point number."""
+    texts = [f"{number:.{digits}g}" for digits in (6, 15, 16, 17)]
+    text = next((text for text in texts if float(text) == number), texts[-1])
+    return text if text.strip("-0123456789") else f"{text}.0"

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..fake.patches.storages import make_real
-from ..tools.dispatch_keys import is_constructing, without_our_keys
-from ..tools.leases import while_fakes_live
-from ..tools.once import once
+from ..internals.dispatch_keys import is_constructing, without_our_keys
+from ..internals.leases import while_fakes_live
+from ..internals.patching import once
 
 __all__ = ["install", "teach_inductor"]
 

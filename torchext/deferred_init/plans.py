@@ -10,9 +10,9 @@ import torch
 from torch.nn import Module
 
 from .. import _C
-from ..tools.held_tensors import held_tensors
-from ..tools.results import Column, Items, Table, plain
-from ..tools.sizes import readable
+from ..internals.held_tensors import held_tensors
+from ..internals.results import Column, Items, Table, plain
+from ..internals.text import readable
 from .explanations import PlannedCall, Program, RecordedOperation
 
 __all__ = ["PlannedOperation", "ReplayPlan", "plan"]

@@ -25,9 +25,9 @@ from torch import Tensor
 from .. import _C
 from ..errors import RanksDifferError, TorchextWarning
 from ..fake.patches.distributed_tensors import teach_sharding
-from ..tools.dispatch_keys import without_our_keys
-from ..tools.held_tensors import Held
-from ..tools.leases import while_fakes_live
+from ..internals.dispatch_keys import without_our_keys
+from ..internals.held_tensors import Held
+from ..internals.leases import while_fakes_live
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _C
-from ..tools.leases import while_fakes_live
+from ..internals.leases import while_fakes_live
 from . import inductor, ranks
 
 __all__ = ["Recording"]

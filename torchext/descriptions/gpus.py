@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass, field
 
-from ..tools.checks import check_is_int
+from ..internals.arguments import check_is_int
 from .rates import RATES, PeakRates
 
 __all__ = ["UNLIMITED", "FakeGPU", "as_fake_gpu"]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..tools.imports import names_from
+from ..internals.imports import names_from
 
 if TYPE_CHECKING:
+    from ..reports.comparison import Comparison, DeviceComparison, Difference, Limit, RankComparison, compare
+    from ..reports.loading import Report, load_report
+    from ..reports.time import BoundingOperator, TimeBound
     from .collectives import Collective, CollectiveSummary, GroupSummary, Place
-    from .comparing import Comparison, Limit, compare
-    from .differences import DeviceComparison, Difference, RankComparison
-    from .report import Report, load_report
     from .simulated_world import World, world
     from .time_bounds import bound_time
-    from .time_tables import BoundingOperator, TimeBound
 
 __all__ = [
     "BoundingOperator",
@@ -37,7 +36,7 @@ __all__ = [
 
 __getattr__ = names_from(
     __name__,
-    *("collectives", "comparing", "differences", "report", "time_tables"),
+    *("collectives", ".reports.comparison", ".reports.loading", ".reports.time"),
     *("time_bounds", "simulated_world"),  # these import PyTorch
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .command import main
+from ..commands.dry_run import main
 
 __all__: list[str] = []
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..tools.dispatch_keys import without_our_keys
+from ..internals.dispatch_keys import without_our_keys
 from .checks import tensors_of
 
 __all__ = ["agreed_values"]

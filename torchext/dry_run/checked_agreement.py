@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..tools.imports import patching
+from ..internals.imports import patching
 from .current import while_world_is_open
 from .messages import without_answers
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..fake.assumed_values import note_reading, while_values_are_assumed
-from ..tools.imports import patching
-from ..tools.leases import Lease
-from ..tools.patching import Make
+from ..fake.values import note_reading, while_values_are_assumed
+from ..internals.imports import patching
+from ..internals.leases import Lease
+from ..internals.patching import Make
 from .current import current, while_world_is_open
 from .objects import root_sending
 from .saving import NOT_WRITTEN, files_apart, holds_fakes

@@ -12,10 +12,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from .. import terminal
+from ..internals import terminal
+from ..reports.model import RankReport
 from .ending import PATIENCE
 from .messages import Messages
-from .rank_report import RankReport
 from .running import run_rank
 
 __all__: list[str] = []

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..internals.arguments import RenamedAttribute
+from ..internals.results import Column, Table
 from ..memory.reports import in_units
-from ..tools.deprecation import RenamedAttribute
-from ..tools.results import Column, Table
 
 __all__ = [
     "Collective",

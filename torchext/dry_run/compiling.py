@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..fake.cuda_graphs import graph_observers
-from ..fake.flex_attention import attending_by_kernel
-from ..tools.imports import patching
-from ..tools.source_lines import place_of, users_frame
+from ..fake.cuda.graphs import graph_observers
+from ..fake.higher_order import attending_by_kernel
+from ..internals.imports import patching
+from ..internals.source_lines import place_of, users_frame
 from .current import Job, current, while_world_is_open
 
 __all__ = ["IGNORED", "is_in_compiled_code", "remarking_on_graphs"]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ..descriptions.gpus import FakeGPU
-from ..tools.leases import Lease
+from ..internals.leases import Lease
 
 __all__ = ["Job", "current", "enter", "leave", "while_world_is_open"]
 

@@ -17,8 +17,8 @@ from torch.utils.data import dataloader, dataset
 from torch.utils.data._utils import worker
 
 from .. import _C
-from ..tools.calls import running_in
-from ..tools.dispatch_keys import without_our_keys
+from ..internals.calls import running_in
+from ..internals.dispatch_keys import without_our_keys
 from .current import while_world_is_open
 
 __all__: list[str] = []

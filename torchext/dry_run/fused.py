@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..fake.higher_order import that_may_not_run
-from ..tools.calls import running_in
+from ..internals.calls import running_in
 from .current import while_world_is_open
 
 __all__: list[str] = []

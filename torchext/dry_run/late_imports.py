@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..fake.collectives import teach_offsets
-from ..tools.imports import patch_imported
+from ..internals.imports import patch_imported
 from .optimizer_shards import patch_optimizer_shards
 from .pipelining import patch_pipelining
 from .random_state import patch_distributed_tensors

@@ -1,7 +1,7 @@
 """Read command lines of torchrun, accelerate, deepspeed and Python, which start the processes of a job.
 
-`command.py` runs `python -m torchext.dry_run.launch_lines ARGUMENTS ANSWER`. In that process the launcher reads its
-own arguments and files, and is stopped where it would start the processes of the job.
+`commands/dry_run.py` runs `python -m torchext.dry_run.launch_lines ARGUMENTS ANSWER`. In that process the launcher
+reads its own arguments and files, and is stopped where it would start the processes of the job.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..tools.calls import running_in
-from ..tools.dispatch_keys import with_our_keys, without_our_keys
-from ..tools.source_lines import place_of, users_frame
+from ..internals.calls import running_in
+from ..internals.dispatch_keys import with_our_keys, without_our_keys
+from ..internals.source_lines import place_of, users_frame
 from .checks import tensors_of
 from .current import current, while_world_is_open
 from .protocol import CYCLE, FINISHED, OBJECTS, TO_ALL, Awaited, Channel, Message, Missing, Received, Sent, mismatch

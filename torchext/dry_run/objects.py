@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ..tools.dispatch_keys import with_our_keys
+from ..internals.dispatch_keys import with_our_keys
 from .current import current
 from .messages import Messages
 from .placeholders import load_placeholder, save_placeholder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import _C
-from ..fake.stream_order import Clock, StreamKey, clock_of, listeners
+from ..fake.cuda.stream_order import Clock, StreamKey, clock_of, listeners
 from .collectives import Collective, Place
 
 __all__ = ["Overlaps"]

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ..tools.imports import patching
+from ..internals.imports import patching
 from .current import while_world_is_open
 
 __all__ = ["refusing_paged_memory"]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend
 
 from .. import _C
-from ..tools.torch_release import DIFFERENCES
+from ..internals.torch_release import DIFFERENCES
 from .current import current, while_world_is_open
 
 __all__ = ["patch_pipelining"]

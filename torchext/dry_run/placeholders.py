@@ -19,7 +19,7 @@ import torch
 
 from .. import _C
 from ..fake import fake_mode
-from ..fake.described_storages import Description, Known, is_of_fakes, storage_description, storage_from, typed
+from ..fake.addresses import Description, Known, is_of_fakes, storage_description, storage_from, typed
 from .files import PLACEHOLDER
 
 __all__ = [

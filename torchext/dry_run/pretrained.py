@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from ..fake.assumed_values import programs_frame
-from ..tools.imports import patching
-from ..tools.source_lines import place_of
+from ..fake.values import programs_frame
+from ..internals.imports import patching
+from ..internals.source_lines import place_of
 from .current import current, while_world_is_open
 
 __all__ = ["models_without_weights"]

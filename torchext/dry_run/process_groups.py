@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMember
 
-from ..tools.dispatch_keys import without_our_keys
+from ..internals.dispatch_keys import without_our_keys
 from .current import current, while_world_is_open
 from .late_imports import patch_late_imports
 from .nccl import NCCL_TIMEOUT, NCCL_VERSION

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from ..fake.assumed_values import note_reading, while_values_are_assumed
-from ..tools.calls import running_in
-from ..tools.dispatch_keys import without_our_keys
-from ..tools.patching import Concerns
+from ..fake.values import note_reading, while_values_are_assumed
+from ..internals.calls import running_in
+from ..internals.dispatch_keys import without_our_keys
+from ..internals.patching import Concerns
 from .current import while_world_is_open
 from .messages import without_answers
 

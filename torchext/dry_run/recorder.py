@@ -14,10 +14,10 @@ from torch.distributed import distributed_c10d
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..fake.assumed_values import assumes_values, note_exchange
-from ..fake.cuda_graphs import is_put_off
-from ..tools.dispatch_keys import without_our_keys
-from ..tools.source_lines import place_of, users_frame
+from ..fake.cuda.graphs import is_put_off
+from ..fake.values import assumes_values, note_exchange
+from ..internals.dispatch_keys import without_our_keys
+from ..internals.source_lines import place_of, users_frame
 from .agreement import agreed_values
 from .checks import check, tensors_of
 from .collectives import Collective, Place

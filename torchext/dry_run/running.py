@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
+from ..advice.applying import applying
+from ..advice.remedies import Remedy
 from ..descriptions.assumed_value import AssumedValue
 from ..descriptions.gpus import FakeGPU
 from ..fake import carry_blocks_to_threads
+from ..internals.text import code_at
 from ..memory import TrackedMemory, track_memory
-from ..memory.applying import applying
-from ..memory.remedies import Remedy
-from ..memory.states import summed
-from ..tools.source_text import code_at
+from ..memory.timeline import summed
+from ..reports.model import HOST, Goal, RankReport
 from .collectives import peers_of, summarize_phases
 from .environment import announce
 from .files.refusals import about_refusal
 from .messages import Messages
 from .progress import Finished, Progress
-from .rank_report import HOST, Goal, RankReport
 from .simulated_world import World, world
 from .time_bounds import why_unbounded
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..fake.assumed_values import note_reading, while_values_are_assumed
-from ..fake.described_storages import storage_description, storage_from, typed
-from ..tools.held_tensors import parts_of
-from ..tools.imports import patching
-from ..tools.patching import Make
+from ..fake.addresses import storage_description, storage_from, typed
+from ..fake.values import note_reading, while_values_are_assumed
+from ..internals.held_tensors import parts_of
+from ..internals.imports import patching
+from ..internals.patching import Make
 from . import safetensors_files
 from .files import PLACEHOLDER
 from .placeholders import is_placeholder, load_placeholder, save_placeholder

@@ -19,10 +19,10 @@ from ..descriptions.assumed_value import AssumedValue
 from ..descriptions.gpus import FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
-from ..fake.assumed_values import AssumedValues, assuming_values
-from ..tools.calls import Block
-from ..tools.checks import check_is_int
-from ..tools.deprecation import RenamedAttribute, renamed_keywords
+from ..fake.values import AssumedValues, assuming_values
+from ..internals.arguments import RenamedAttribute, check_is_int, renamed_keywords
+from ..internals.calls import Block
+from ..reports.model import DEFAULT_VALUES
 from . import compiling, data, ddp_reducer, fused, launchers, process_groups  # noqa: F401  (declares what is replaced)
 from .checked_agreement import agreeing_with_rank_0
 from .checkpoints import checkpoints_of_one_rank
@@ -34,7 +34,6 @@ from .meshes import separate_meshes
 from .nccl import names_of_nccl
 from .paged_memory import refusing_paged_memory
 from .pretrained import models_without_weights
-from .rank_report import DEFAULT_VALUES
 from .recorder import Recorder
 from .saving import not_writing_fakes
 from .store import SingleRankStore

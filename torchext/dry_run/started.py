@@ -16,8 +16,8 @@ from multiprocessing.util import Finalize
 import torch
 
 from ..fake.threads import carry_blocks_to_threads
+from ..reports.model import NOTES
 from .environment import JOB
-from .rank_report import NOTES
 from .saving import files_apart
 from .simulated_world import world
 

@@ -36,8 +36,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef
 
-from ..fake.cuda_graphs import is_put_off
-from ..tools.source_lines import place_of, users_frame
+from ..fake.cuda.graphs import is_put_off
+from ..internals.source_lines import place_of, users_frame
 from .current import while_world_is_open
 from .passes import is_in_backward
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..fake.triton_kernels import launch_observers
-from ..tools.imports import once_imported
+from ..fake.cuda.libraries import launch_observers
+from ..internals.imports import once_imported
 from .current import Job
 
 __all__ = ["triton_in_a_world"]

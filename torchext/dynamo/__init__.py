@@ -6,7 +6,7 @@ added to its tables as soon as it has been imported: see `registration`.
 
 from __future__ import annotations
 
-from ..tools.imports import when_imported
+from ..internals.imports import when_imported
 
 __all__: list[str] = []
 

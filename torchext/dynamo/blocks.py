@@ -11,7 +11,7 @@ from torch._dynamo.variables.ctx_manager import ContextWrappingVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 from .. import _C, inference
-from ..tools.calls import run_in_block
+from ..internals.calls import run_in_block
 from .results import Mode, results_of
 from .variables import FunctionOfOurs, GuardClass, break_graph, guard_attributes, guard_class, inline
 

@@ -24,13 +24,13 @@ Wrap = Callable[[Any, Any], Any]
 def register() -> None:
     """Let Dynamo trace into the guards. Called after Dynamo has been imported."""
     try:
-        from . import amp_tensors, blocks, refusals, regions
+        from . import blocks, regions, variables
 
         by_type = {**regions.BY_TYPE, **blocks.BY_TYPE}
-        by_object = [*regions.BY_OBJECT, *blocks.BY_OBJECT, *refusals.BY_OBJECT]
+        by_object = [*regions.BY_OBJECT, *blocks.BY_OBJECT, *variables.BY_OBJECT]
         _enter(by_type, by_object)
-        refusals.disallow_in_graph()
-        amp_tensors.declare()
+        variables.disallow_in_graph()
+        regions.declare()
     except (ImportError, AttributeError, TypeError, PatchError) as error:
         warnings.warn(
             f"The guards of torchext break the graphs of torch.compile, because torch {torch.__version__} differs from "

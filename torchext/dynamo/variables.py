@@ -12,11 +12,17 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import BaseUserFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
+from .. import amp, inference
+from ..internals.calls import begin_generator, skip_frames
+from ..internals.torch_release import DIFFERENCES
+
 __all__ = [
+    "BY_OBJECT",
     "FunctionOfOurs",
     "GuardClass",
     "break_graph",
     "constants",
+    "disallow_in_graph",
     "guard_attributes",
     "guard_class",
     "inline",
@@ -117,3 +123,43 @@ def guard_attributes(builder: Builder, names: Iterable[str]) -> None:
     builder.install_guards(GuardBuilder.TYPE_MATCH)
     for name in names:
         install_guard(AttrSource(builder.source, name).make_guard(GuardBuilder.EQUALS_MATCH))
+
+
+# ---- Functions that Dynamo calls instead of tracing, after a graph break that states the reason
+
+
+# Their effects cannot be part of a graph: they mark tensors, or query PyTorch's dispatcher.
+NOT_TRACED: list[Any] = [
+    amp.policy,
+    amp.register_policy,
+    amp.unwrap,
+    amp.wrap,
+    inference.check_dispatch_state,
+    inference.origin,
+    inference.trace_origins,
+]
+
+
+def disallow_in_graph() -> None:
+    """Let Dynamo call these functions after a graph break, without compiling them."""
+    for function in [*NOT_TRACED, inference.to_normal]:
+        skip_frames(function.__code__, with_callees=True)
+
+
+def _breaking(function: Any) -> Callable[..., Any]:
+    def trace(tx: Any, *args: Any, **kwargs: Any) -> Any:
+        break_graph(f"{function.__name__}()", f"{function.__name__}() acts on objects that a graph cannot contain.")
+
+    return FunctionOfOurs.wrap(trace)
+
+
+def _break_at_generator(tx: Any) -> Any:
+    break_graph(
+        "decorated generator",
+        "Before 2.14 Dynamo loses the return value of a generator, or cannot resume it by `send()`.",
+    )
+
+
+BY_OBJECT = [(function, _breaking(function)) for function in NOT_TRACED]
+if DIFFERENCES["dynamo_loses_generators"].applies:
+    BY_OBJECT.append((begin_generator, FunctionOfOurs.wrap(_break_at_generator)))

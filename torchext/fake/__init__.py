@@ -14,15 +14,16 @@ from .. import _C
 from ..descriptions.gpus import FakeGPU
 from ..descriptions.rates import PeakRates
 from ..errors import DataDependentError, UnsupportedOperatorError
-from ..tools.calls import Block
-from ..tools.deprecation import renamed_keywords
-from ..tools.leases import while_fakes_live
-from . import cuda, patches, without_dynamo  # noqa: F401  (declares what is replaced)
+from ..internals.arguments import renamed_keywords
+from ..internals.calls import Block
+from ..internals.leases import while_fakes_live
+from . import meta_functions, patches  # noqa: F401  (declares what is replaced)
 from .copying import FakeCopy
+from .cuda import functions
+from .cuda.libraries import triton_launches_nothing
 from .fake_tensor_mode import fakes_on_this_thread
 from .threads import carry_blocks, carry_blocks_to_threads
 from .transformers import transformers_see_fakes
-from .triton_kernels import triton_launches_nothing
 
 __all__ = [
     "CacheInfo",
@@ -78,7 +79,7 @@ def _fake_mode(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
         block.enter_context(while_fakes_live.hold())
         block.enter_context(transformers_see_fakes())
         block.enter_context(triton_launches_nothing())
-        block.enter_context(cuda.fake_cuda(gpu))
+        block.enter_context(functions.fake_cuda(gpu))
         block.enter_context(fakes_on_this_thread())
         yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _C
-from ..tools.held_tensors import parts_of
+from ..internals.held_tensors import parts_of
 
 __all__ = ["is_fake_tensor", "is_wrapper_of_fakes"]
 

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-from ..tools.calls import running_in
-from ..tools.dispatch_keys import without_our_keys
-from ..tools.imports import patch_imported
-from ..tools.leases import while_fakes_live
+from ..internals.calls import running_in
+from ..internals.dispatch_keys import without_our_keys
+from ..internals.imports import patch_imported
+from ..internals.leases import while_fakes_live
 
 __all__ = ["install", "teach_offsets"]
 

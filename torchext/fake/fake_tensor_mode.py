@@ -17,8 +17,8 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from .. import _C
-from ..tools.leases import while_fakes_live
-from ..tools.patching import Concerns
+from ..internals.leases import while_fakes_live
+from ..internals.patching import Concerns
 
 __all__ = ["fakes_on_this_thread", "install"]
 

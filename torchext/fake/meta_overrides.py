@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from .. import _C
-from ..tools.torch_release import DIFFERENCES
+from ..internals.torch_release import DIFFERENCES
 
 __all__ = ["MetaCall", "install"]
 

@@ -15,8 +15,8 @@ from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from .. import _C
-from ..tools.leases import Lease, while_fakes_live
-from . import cuda
+from ..internals.leases import Lease, while_fakes_live
+from .cuda import functions
 from .fake_tensor_mode import fakes_on_this_thread
 from .transformers import transformers_see_fakes
 
@@ -65,7 +65,7 @@ class _Blocks(NamedTuple):
         outer, carries = _C.set_memory_scope(-1, _OTHER_PHASE, self.traces_lines), _thread_state.carries
         _thread_state.carries = self.carries
         try:
-            with while_fakes_live.hold(), transformers_see_fakes(), cuda.same_devices(self.devices, self.gpu):
+            with while_fakes_live.hold(), transformers_see_fakes(), functions.same_devices(self.devices, self.gpu):
                 if self.makes_fakes:
                     with fakes_on_this_thread():
                         yield

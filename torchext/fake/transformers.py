@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..tools.imports import patching
-from ..tools.leases import while_fakes_live
+from ..internals.imports import patching
+from ..internals.leases import while_fakes_live
 
 __all__ = ["transformers_see_fakes"]
 

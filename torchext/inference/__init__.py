@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..errors import TorchextFutureWarning
-from ..tools.calls import call_in_block
-from ..tools.held_tensors import inner_tensors, is_wrapper, reachable_tensors
+from ..internals.calls import call_in_block
+from ..internals.held_tensors import inner_tensors, is_wrapper, reachable_tensors
 from .origins import Origin, origin, trace_origins
 
 __all__ = [

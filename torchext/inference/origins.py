@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
-from ..tools.leases import Lease, settle, while_marks_live
-from ..tools.patching import Concerns, patching_lock
+from ..internals.leases import Lease, settle, while_marks_live
+from ..internals.patching import Concerns, patching_lock
 
 __all__ = ["Origin", "are_all_blocks_traced", "origin", "trace_origins"]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..tools.imports import names_from
+from ..internals.imports import names_from
 
 if TYPE_CHECKING:
-    from .advice import Advice, Outcome
-    from .advising import advise
-    from .categories import PINNED, Category, Phase
+    from ..advice.advice import Advice, Outcome
+    from ..advice.advising import advise
     from .fitting import Fit, MaxBatch, fits, max_batch
-    from .states import Allocation, MemoryState
+    from .timeline import PINNED, Allocation, Category, MemoryState, Phase
     from .tracking import TrackedMemory, track_memory
 
 __all__ = [
@@ -31,7 +30,7 @@ __all__ = [
     "track_memory",
 ]
 
-__getattr__ = names_from(__name__, "categories", "states", "advice", "advising", "fitting", "tracking")
+__getattr__ = names_from(__name__, "timeline", ".advice.advice", ".advice.advising", "fitting", "tracking")
 
 
 def __dir__() -> list[str]:

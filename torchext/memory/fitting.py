@@ -13,9 +13,9 @@ from typing_extensions import Self
 from ..descriptions.assumed_value import AssumedValue
 from ..descriptions.gpus import as_fake_gpu
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
-from ..fake.assumed_values import assuming_values
-from ..tools.deprecation import RenamedAttribute, renamed_keywords
-from ..tools.results import Column, Table, plain
+from ..fake.values import assuming_values
+from ..internals.arguments import RenamedAttribute, renamed_keywords
+from ..internals.results import Column, Table, plain
 from .reports import in_units
 from .tracking import TrackedMemory, track_memory
 

@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..tools.held_tensors import parts_of
-from .categories import Category, Phase
+from ..internals.held_tensors import parts_of
+from .timeline import Category, Phase
 
 __all__ = ["Observer"]
 

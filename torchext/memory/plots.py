@@ -9,9 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .categories import Category
 from .reports import in_units
-from .states import Allocation, MemoryState
+from .timeline import Allocation, Category, MemoryState
 
 __all__ = ["curve_of", "page_of", "plot"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..tools.results import Column, Table
-from .categories import Category
-from .states import Allocation, MemoryState, summed
+from ..internals.results import Column, Table
+from .timeline import Allocation, Category, MemoryState, summed
 
 __all__ = ["html_report", "in_units", "report"]
 

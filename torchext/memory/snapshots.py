@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..tools.source_text import source_line
-from .states import Allocation
+from ..internals.text import source_line
+from .timeline import Allocation
 
 __all__ = ["Action", "save"]
 

@@ -7,15 +7,79 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 from itertools import accumulate, compress
 from operator import neg
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .. import _C
-from .categories import PINNED, Category
+if TYPE_CHECKING:
+    from .. import _C
 
-__all__ = ["History", "Timeline"]
+__all__ = ["PINNED", "Allocation", "Category", "History", "MemoryState", "Phase", "Timeline"]
+
+
+# ---- The purposes of memory
+
+
+PINNED = "pinned"  # names pinned memory of the host, in place of a device
+
+
+class Category(IntEnum):
+    """The purpose of an allocation, as in `MemoryCategory` (csrc/extensions/memory/timeline.h).
+
+    An allocation with several purposes counts for the last of them in this list.
+    """
+
+    TEMPORARY = 0
+    """A result that is not kept for the backward pass."""
+    ACTIVATION = 1
+    """Made by a module, and alive when a backward pass begins."""
+    INPUT = 2
+    """Made outside of modules, backward passes and optimizers, such as a batch."""
+    COMMUNICATION = 3
+    """Made by collectives or for them, or a flat buffer that is passed to one."""
+    WORKSPACE = 4
+    """Allocated by a kernel besides its results."""
+    GRADIENT = 5
+    """Gradients of parameters, and buffers to which a backward pass adds gradients."""
+    OPTIMIZER_STATE = 6
+    PARAMETER = 7
+    """Parameters and buffers of modules, also those that a sharded module has gathered."""
+    CACHE = 8
+    """Carried from one forward pass of a module to the next without gradients, such as keys and values."""
+
+    @property
+    def label(self) -> str:
+        """The name in reports."""
+        return LABELS[self]
+
+
+LABELS = {
+    Category.TEMPORARY: "temporaries",
+    Category.ACTIVATION: "activations",
+    Category.INPUT: "inputs",
+    Category.COMMUNICATION: "communication",
+    Category.WORKSPACE: "workspaces",
+    Category.GRADIENT: "gradients",
+    Category.OPTIMIZER_STATE: "optimizer state",
+    Category.PARAMETER: "parameters",
+    Category.CACHE: "caches",
+}
+
+
+class Phase(IntEnum):
+    """The phase of the program, as in `MemoryPhase`."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    OTHER = 3
+
+
+# ---- Queries of the recorded allocations and frees
+
 
 HOST = {-1: "cpu", -2: PINNED}  # by the number of the place; those of CUDA devices are their indices
 
@@ -188,3 +252,82 @@ def _by_change(column: array[int]) -> array[int]:
 
 def _highest(column: array[int], first: int, last: int) -> int:
     return column.index(max(column[first:last]), first)
+
+
+# ---- The allocations at a moment, and their holders
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One allocation.
+
+    Attributes:
+        size: The bytes that it occupies on its device, as PyTorch's allocator counts them.
+        requested: The requested bytes.
+        category: Its purpose.
+        phase: The phase of the program that made it.
+        operator: The operator that made it, such as `aten::mm`.
+        module: The qualified name of the module whose forward or backward pass made it; empty outside of modules.
+        line: The source line, if lines are recorded.
+        owner: The name of the parameter that it is, or whose gradient or state it is; empty for others.
+        born: The number of the event that allocated it; -1 before the tracker.
+        died: The number of the event that freed it; -1 if it is alive.
+    """
+
+    size: int
+    requested: int
+    category: Category
+    phase: Phase
+    operator: str
+    module: str
+    line: str
+    owner: str
+    born: int
+    died: int
+
+    @property
+    def holder(self) -> str:
+        """The module that holds it."""
+        return self.owner.rpartition(".")[0] if self.owner else self.module
+
+    @property
+    def title(self) -> str:
+        """Its name in a list."""
+        return self.owner or " ".join(filter(None, (self.module, self.operator)))
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """The memory of a device after an event.
+
+    Attributes:
+        device: The device, such as `cuda:0`, or `pinned` for pinned memory of the host.
+        event: The number of the event, counted from the beginning of the tracker; -1 before the first.
+        seconds: The time since the first event.
+        allocated: The bytes in use, as `torch.cuda.memory_allocated()` counts them.
+        reserved: The bytes that PyTorch has reserved on the device, as `torch.cuda.memory_reserved()` counts them.
+            Equal to `allocated` on devices without a caching allocator. Pinned memory is reserved in powers of two,
+            and kept.
+        by_category: The bytes in use for each purpose.
+    """
+
+    device: str
+    event: int
+    seconds: float
+    allocated: int
+    reserved: int
+    by_category: Mapping[Category, int]
+
+    @property
+    def fragmentation(self) -> int:
+        """The bytes that are reserved but not in use."""
+        return self.reserved - self.allocated
+
+
+def summed(allocations: list[Allocation], key: Callable[[Allocation], str]) -> dict[str, int]:
+    """Return the sums of sizes by `key`, the largest first."""
+    sums: dict[str, int] = {}
+    for allocation in allocations:
+        name = key(allocation)
+        sums[name] = sums.get(name, 0) + allocation.size
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))

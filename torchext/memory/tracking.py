@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..fake import cuda_snapshots
 from ..fake.addresses import showing_addresses
-from ..tools.deprecation import renamed_keywords, warn_deprecated
+from ..fake.cuda import memory
+from ..internals.arguments import renamed_keywords, warn_deprecated
 from . import plots, reports, snapshots
-from .categories import PINNED, Category, Phase
 from .observing import Observer
-from .states import Allocation, MemoryState, summed
-from .timeline import Timeline
+from .timeline import PINNED, Allocation, Category, MemoryState, Phase, Timeline, summed
 
 __all__ = ["TrackedMemory", "track_memory"]
 
@@ -192,7 +190,7 @@ class TrackedMemory:
 
     def save_snapshot(self, path: str | Path) -> None:
         """Save a pickle of all CUDA devices for PyTorch's memory viewer (pytorch.org/memory_viz)."""
-        segments = cuda_snapshots.segments()
+        segments = memory.segments()
         snapshots.save(Path(path), self._actions(), segments)
 
     def __str__(self) -> str:
@@ -331,7 +329,7 @@ def track_memory(*, trace: bool = False) -> Iterator[TrackedMemory]:
         >>> memory.peak_allocated().allocated
         4194304
     """
-    from . import kernels  # noqa: F401  # its rules describe the allocations of kernels
+    from ..fake.cuda import kernels  # noqa: F401  # its rules describe the allocations of kernels
 
     timeline = _C.open_memory_tracker()
     observer = Observer(trace)

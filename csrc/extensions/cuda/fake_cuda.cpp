@@ -122,7 +122,7 @@ class NoCudaGuard final : public c10::impl::NoOpDeviceGuardImpl<c10::kCUDA> {
     return getNewStream(device, 0);
   }
 
-  // Consistent with `FakeEvent` (torchext/fake/cuda_streams.py): one millisecond passes between two events, so that
+  // Consistent with `FakeEvent` (torchext/fake/cuda/streams.py): one millisecond passes between two events, so that
   // programs may divide by the elapsed time.
   double elapsedTime(void* first, void* second, DeviceIndex /*device*/) const override {
     return static_cast<double>(reinterpret_cast<std::intptr_t>(second) - reinterpret_cast<std::intptr_t>(first));

@@ -55,7 +55,7 @@ struct GpuDescription {
 //   * The engine counts devices once, at the first backward pass of the process, to start a thread for each. Fakes need
 //     no such threads: their backward pass runs on the calling thread.
 //   * The hooks also provide CUDA random generators: philox.h. Streams are numbers.
-//   * The functions of torch.cuda are written in Python and replaced in torchext/fake/cuda.py.
+//   * The functions of torch.cuda are written in Python and replaced in torchext/fake/cuda/functions.py.
 //
 // On a machine with CUDA devices none of this happens.
 

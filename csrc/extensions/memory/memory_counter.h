@@ -73,7 +73,7 @@ TORCHEXT_API void visitCountedAllocation(const c10::Storage& storage, c10::funct
 //
 // The memory that PyTorch's CUDA kernels allocate besides their results: workspaces, buffers for reductions, copies of
 // arguments. The rules are in the language of the program: NOTE [Allocations of kernels],
-// torchext/memory/kernels/__init__.py.
+// torchext/fake/cuda/kernels/__init__.py.
 
 // One step of a kernel.
 struct KernelStep {

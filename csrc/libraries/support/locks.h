@@ -31,7 +31,7 @@ namespace torchext {
 enum class LockRank : std::uint8_t {
   kReplay,          // Folding a value into a constant, and everything that must not run at the same time.
   kDraws,           // Moving a generator past the numbers that a recorded operator draws.
-  kPatches,         // Replacing functions of PyTorch (in Python: torchext/tools/patching.py).
+  kPatches,         // Replacing functions of PyTorch (in Python: torchext/internals/patching.py).
   kKeys,            // Taking dispatch keys.
   kForeignKernels,  // The kernels of another owner of the `Fake` key.
   kPolicies,        // Registered autocast policies.

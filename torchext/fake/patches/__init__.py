@@ -1,15 +1,15 @@
 """Patches of Python code in PyTorch that has to support fake tensors.
 
 They are installed while such a tensor is alive or a block of `fake_mode` or `deferred_init` is open
-(`torchext.tools.leases`). Every patch passes real tensors to the original, unchanged.
+(`torchext.internals.leases`). Every patch passes real tensors to the original, unchanged.
 """
 
 from __future__ import annotations
 
 from ... import _C
-from ...tools.leases import while_fakes_live
-from ...tools.torch_release import DIFFERENCES
-from .. import collectives, fake_tensor_mode, higher_order, meta_functions, meta_overrides, trunc_normal
+from ...internals.leases import while_fakes_live
+from ...internals.torch_release import DIFFERENCES
+from .. import collectives, fake_tensor_mode, higher_order, initializers, meta_functions, meta_overrides
 from . import gradients, optimizers, python_data, saving, sparse, storages, tensors
 
 __all__: list[str] = []
@@ -30,4 +30,4 @@ while_fakes_live.declare(
     _C.watch_nested_lists,
 )
 if DIFFERENCES["masks_of_truncated_normals"].applies:
-    while_fakes_live.declare(trunc_normal.install)
+    while_fakes_live.declare(initializers.install)

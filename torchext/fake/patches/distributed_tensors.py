@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.imports import patch_imported
-from ...tools.leases import while_fakes_live
-from ...tools.torch_release import DIFFERENCES
+from ...internals.imports import patch_imported
+from ...internals.leases import while_fakes_live
+from ...internals.torch_release import DIFFERENCES
 from ..collectives import teach_offsets
 
 __all__ = ["teach_sharding"]

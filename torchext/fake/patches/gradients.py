@@ -14,8 +14,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from ... import _C
-from ...tools.dispatch_keys import making_fakes
-from ...tools.leases import while_fakes_live
+from ...internals.dispatch_keys import making_fakes
+from ...internals.leases import while_fakes_live
 
 __all__ = ["install"]
 

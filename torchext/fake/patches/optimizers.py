@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.leases import while_fakes_live
+from ...internals.leases import while_fakes_live
 from ..copying import FakeCopy
 
 __all__ = ["install"]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.dispatch_keys import with_our_keys
-from ...tools.leases import while_fakes_live
-from ...tools.patching import Concerns
+from ...internals.dispatch_keys import with_our_keys
+from ...internals.leases import while_fakes_live
+from ...internals.patching import Concerns
 
 __all__ = ["install"]
 

@@ -10,11 +10,11 @@ import torch.serialization
 from torch.nn import Module
 
 from ... import _C
-from ...tools.dispatch_keys import making_fakes
-from ...tools.held_tensors import inner_tensors, is_wrapper
-from ...tools.leases import while_fakes_live
-from ..cuda import fake_cuda
-from ..described_storages import is_of_fakes
+from ...internals.dispatch_keys import making_fakes
+from ...internals.held_tensors import inner_tensors, is_wrapper
+from ...internals.leases import while_fakes_live
+from ..addresses import is_of_fakes
+from ..cuda.functions import fake_cuda
 from .storages import has_data, no_data
 
 __all__ = ["install"]

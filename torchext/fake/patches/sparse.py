@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...tools.dispatch_keys import without_our_keys
-from ...tools.leases import while_fakes_live
+from ...internals.dispatch_keys import without_our_keys
+from ...internals.leases import while_fakes_live
 from ..copying import FakeCopy
 
 __all__ = ["install"]

@@ -19,13 +19,12 @@ from torch.multiprocessing import reductions
 
 from ... import _C
 from ...errors import TorchextWarning
-from ...tools.dispatch_keys import is_constructing
-from ...tools.leases import while_fakes_live
-from ...tools.patching import Concerns
-from ..addresses import address_of, are_addresses_shown
+from ...internals.dispatch_keys import is_constructing
+from ...internals.leases import while_fakes_live
+from ...internals.patching import Concerns
+from ..addresses import Known, address_of, are_addresses_shown, is_of_fakes, storage_description, storage_from
 from ..copying import FakeCopy
-from ..cuda import fake_cuda
-from ..described_storages import Known, is_of_fakes, storage_description, storage_from
+from ..cuda.functions import fake_cuda
 
 __all__ = ["copied_bytes", "has_data", "install", "make_real", "no_data"]
 

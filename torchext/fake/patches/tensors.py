@@ -11,10 +11,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import _C
-from ...tools.dispatch_keys import is_constructing, making_fakes, without_our_keys
-from ...tools.leases import while_fakes_live
-from ...tools.patching import Concerns
-from ...tools.torch_release import DIFFERENCES
+from ...internals.dispatch_keys import is_constructing, making_fakes, without_our_keys
+from ...internals.leases import while_fakes_live
+from ...internals.patching import Concerns
+from ...internals.torch_release import DIFFERENCES
 from ..checks import is_fake_tensor
 from ..copying import FakeCopy
 from .storages import copied_bytes, no_data

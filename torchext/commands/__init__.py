@@ -1,0 +1,56 @@
+"""The command `torchext`: dry runs, checkpoints, initial weights, bug reports and routes of calls."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..internals import terminal
+from . import checkpoint_flags, completion, report
+from . import dry_run as dry_run
+from .flags import configure_check_init, configure_env, configure_route
+
+__all__ = ["main", "parser", "parsers"]
+
+DESCRIPTION = "Build, shard, checkpoint and dry-run PyTorch models that do not fit on your machine."
+
+
+class _Command(NamedTuple):
+    text: str
+    configure: Callable[[argparse.ArgumentParser], None]
+
+
+COMMANDS = {
+    "dry-run": _Command("run ranks of a training job without its GPUs", dry_run.configure),
+    "report": _Command("print, convert and compare the reports of dry runs", report.configure),
+    "checkpoint": _Command("write the initial checkpoint of a model in bounded memory", checkpoint_flags.configure),
+    "check-init": _Command("compare the initial weights on a mesh with those of one process", configure_check_init),
+    "env": _Command("print the versions and the state that a bug report needs", configure_env),
+    "route": _Command("print the dispatch keys that a call of an operator visits", configure_route),
+    "completion": _Command(
+        "print a completion script for a shell", lambda parser: completion.configure(parser, parsers)
+    ),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command `torchext`."""
+    return parsers()["torchext"]
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of `torchext` and those of its commands, by their full names, as in `torchext dry-run`."""
+    root = terminal.CommandLineParser("torchext", description=DESCRIPTION)
+    terminal.add_version(root)
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    found: dict[str, argparse.ArgumentParser] = {"torchext": root}
+    for name, command in COMMANDS.items():
+        found[f"torchext {name}"] = commands.add_parser(name, help=command.text)
+        command.configure(found[f"torchext {name}"])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with the given arguments, by default those of the process, and return its exit code."""
+    return terminal.run_command(parser(), arguments)

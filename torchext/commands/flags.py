@@ -1,0 +1,284 @@
+"""The flags of the commands whose work imports PyTorch: `torchext --help` and completion need only the flags."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from typing import TextIO
+
+from ..descriptions.meshes import ENGINES, parse_mesh
+from ..internals import terminal
+from ..internals.text import bytes_of
+from ..reports.comparison import Comparison, Limit
+from ..reports.loading import load_report
+from .user_functions import FAILED, MISUSED
+
+__all__ = [
+    "DIFFERENT",
+    "GREW",
+    "SECONDS",
+    "UNKNOWN",
+    "add_advice_flags",
+    "add_comparison_flags",
+    "check_advice_flags",
+    "check_comparison_flags",
+    "configure_check_init",
+    "configure_env",
+    "configure_route",
+    "print_comparison",
+]
+
+
+def _run_by(parser: argparse.ArgumentParser, module: str) -> None:
+    """Make `run()` of a module of this package the work of the command of `parser`."""
+    parser.set_defaults(run=lambda options: import_module(f".{module}", __package__).run(parser, options))
+
+
+# ---- torchext env ----
+
+
+def configure_env(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of `torchext env`."""
+    parser.description = (
+        "Print the versions, the build, the owners of the dispatch keys, the installed patches, and the self-tests. "
+        "Add the output to a bug report."
+    )
+    _run_by(parser, "env")
+    terminal.add_shared_flags(parser, quiet="print no report, for example with --json")
+
+
+# ---- torchext route ----
+
+ROUTE = """\
+Print the dispatch keys that a call of an operator visits, the kernel at each, and its effect. Runs no operator.
+
+examples:
+  torchext route aten::add.Tensor
+  torchext route aten::add.Tensor "torch.ones(2, requires_grad=True)" 1
+  torchext route aten::linear --shape 2,4 --device cuda --fake
+  torchext route aten::sum "torch.ones(2, 3)" dim=[0] keepdim=True
+
+Arguments are Python expressions with `torch` in scope, or NAME=EXPRESSION. They are evaluated: do not pass text from a
+source that you do not trust. Missing tensors are filled in with torch.ones(SHAPE).
+"""
+
+
+def configure_route(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of `torchext route`."""
+    parser.description = ROUTE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _run_by(parser, "route")
+    add = parser.add_argument
+    add("operator", metavar="NAMESPACE::NAME[.OVERLOAD]", help="the operator, such as aten::add.Tensor")
+    add("arguments", nargs="*", metavar="EXPRESSION", help="the arguments of the call, or NAME=EXPRESSION")
+    add(
+        "--shape",
+        type=_shape,
+        default="2,2",
+        metavar="N,N",
+        help="the shape of tensors that are filled in (default: 2,2)",
+    )
+    add("--device", default="cpu", help="the device on which the expressions create tensors (default: cpu)")
+    add("--fake", action="store_true", help="make the tensors fake, with fake CUDA devices")
+    add("--requires-grad", action="store_true", help="make tensors that are filled in require gradients")
+    add("--inference-mode", action="store_true", help="make the tensors, and the call, in inference mode")
+    terminal.add_shared_flags(parser, quiet="print no table, for example with --json")
+
+
+def _shape(text: str) -> list[int]:
+    sizes = [size.strip() for size in text.split(",") if size.strip()]
+    if not all(size.isdecimal() for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected sizes such as 2,4, got {text!r}")
+    return [int(size) for size in sizes]
+
+
+# ---- torchext check-init ----
+
+DIFFERENT, UNKNOWN = 3, 4
+
+CHECK_INIT = """\
+Compare the initial weights of each rank of a job with those of one process, bit for bit. Each rank runs alone on the
+CPU, without GPUs and without the other ranks. The report names the tensors that differ, the ranks and the source line.
+
+examples:
+  torchext check-init my_models.llama:build --mesh fsdp=8 --mesh replicate=2,fsdp=4,tp=2
+  torchext check-init train:build_on --mesh dp=2,tp=4 --engine none
+"""
+CHECK_INIT_CODES = f"""\
+exit codes:
+  0    all initial weights are the same as in one process
+  {FAILED}    the program failed in a rank
+  {MISUSED}    an argument is wrong
+  {DIFFERENT}    a tensor differs
+  {UNKNOWN}    no tensor differs, but some are not comparable, because they depend on values of ranks that do not run
+"""
+
+
+def configure_check_init(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of `torchext check-init`."""
+    parser.description, parser.epilog = CHECK_INIT, CHECK_INIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _run_by(parser, "check_init")
+    add = parser.add_argument
+    add("function", metavar="MODULE:FUNCTION", help="a function that returns the model; it may take the device mesh")
+    add(
+        "--mesh",
+        type=terminal.argument(parse_mesh),
+        action="append",
+        required=True,
+        metavar="NAME=SIZE,...",
+        help="the sizes of the dimensions of a mesh, such as fsdp=8,tp=2; can be repeated",
+    )
+    add(
+        "--engine",
+        choices=ENGINES,
+        default="fsdp2",
+        help="how to shard the model, with tensor parallelism on a dimension named tp; none: the function does it "
+        "(default: fsdp2)",
+    )
+    add(
+        "--plan",
+        metavar="MODULE:FUNCTION",
+        help="a function that returns the plan of tensor parallelism for the model (default: model.tp_plan)",
+    )
+    add(
+        "--initialize",
+        metavar="MODULE:FUNCTION",
+        help="a function that initializes the sharded model (default for models on meta: init_weights(), or "
+        "reset_parameters() of each submodule)",
+    )
+    add("--deferred", action="store_true", help="call the function under deferred_init()")
+    add(
+        "--rank",
+        type=terminal.argument(terminal.parse_ranks),
+        metavar="N,N-N",
+        help="the ranks to check (default: all, or a part of more than 64)",
+    )
+    terminal.add_shared_flags(parser, quiet="print no report, for example with --json")
+
+
+# ---- The flags of `torchext dry-run --advise`
+
+
+SECONDS = 600.0
+
+
+def add_advice_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to the parser of the command."""
+    add = parser.add_argument_group("advice").add_argument
+    add(
+        "--advise",
+        action="store_true",
+        help="run the first rank of --rank again with changes that may lower its peak, such as checkpointing of some "
+        "blocks, and print the cheapest combination that fits",
+    )
+    add(
+        "--target",
+        type=terminal.argument(partial(bytes_of, name="--target")),
+        metavar="SIZE",
+        help="with --advise, the memory to fit in, such as 60GiB",
+    )
+    add(
+        "--try",
+        action="append",
+        default=[],
+        dest="tries",
+        metavar="ARGS",
+        help='with --advise, also try the program with further arguments, such as --try="--batch-size 4"; may be '
+        "repeated",
+    )
+    add("--advise-numerics", action="store_true", help="with --advise, also try changes of the computed values")
+    add(
+        "--advise-seconds",
+        type=float,
+        metavar="S",
+        help=f"with --advise, start no further run after S seconds (default: {SECONDS:.0f})",
+    )
+    add("--advise-runs", type=int, metavar="N", help="with --advise, make at most N runs")
+
+
+def check_advice_flags(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with an error if a flag needs `--advise`, or a number is not positive."""
+    needing = ("target", "tries", "advise_numerics", "advise_seconds", "advise_runs")
+    for name in needing:
+        flag = f"--{'try' if name == 'tries' else name.replace('_', '-')}"
+        value = getattr(options, name)
+        if value not in (None, False, []) and not options.advise:
+            parser.error(f"{flag} needs --advise")
+        if name.startswith("advise_") and value is not None and value is not False and value <= 0:
+            parser.error(f"{flag}: expected a positive number, got {value:g}")
+    try:
+        list(map(shlex.split, options.tries))
+    except ValueError as error:
+        parser.error(f"--try: {str(error).lower()}")
+
+
+# ---- The flags of commands that compare reports, and the output of the comparison
+
+
+GREW = 5
+"""The exit code if a peak grew by more than `--fail-above`."""
+
+
+def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to the parser of a command."""
+    add = parser.add_argument_group("comparison").add_argument
+    add(
+        "--compare",
+        type=terminal.argument(load_report),
+        metavar="BASE.json",
+        help="print the differences from an earlier report, which --json wrote: peaks, categories, modules, lines, "
+        "bytes of collectives, and operations",
+    )
+    add(
+        "--fail-above",
+        type=terminal.argument(Limit.parse),
+        metavar="LIMIT",
+        help="with --compare, exit with 5 if a peak of a GPU grew by more than LIMIT, such as 1%% or 100MiB; for a "
+        "rank without GPUs, a peak of the host",
+    )
+    add(
+        "--markdown",
+        type=terminal.output_file,
+        metavar="FILE",
+        help="with --compare, also write the differences as Markdown for a comment on a pull request; - writes them to "
+        "stdout",
+    )
+
+
+def check_comparison_flags(parser: argparse.ArgumentParser, options: argparse.Namespace, ranks: Sequence[int]) -> None:
+    """Exit with an error if a flag needs `--compare`, two outputs go to stdout, or no rank can be compared."""
+    for flag in ("fail_above", "markdown"):
+        if options.compare is None and getattr(options, flag) is not None:
+            parser.error(f"--{flag.replace('_', '-')} needs --compare BASE.json")
+    if options.json == options.markdown == terminal.STDOUT:
+        parser.error("--json and --markdown cannot both write to stdout")
+    if options.compare is not None and not set(options.compare.ranks) & set(ranks):
+        parser.error(
+            f"--compare: the base has none of these ranks; it has {', '.join(map(str, options.compare.ranks))}"
+        )
+
+
+def print_comparison(options: argparse.Namespace, comparison: Comparison, out: TextIO) -> int:
+    """Print the differences and write them as Markdown, as the flags request.
+
+    Returns:
+        `GREW` if a peak grew by more than the limit, else 0.
+    """
+    has_grown = options.fail_above is not None and comparison.exceeds(options.fail_above)
+    result = f"A peak grew by more than {options.fail_above}." if has_grown else ""
+    print(comparison, end="\n\n", file=out)
+    if result:
+        print(terminal.colored(result, "red", out), file=out)
+    out.flush()
+    if options.markdown is not None:
+        text = comparison.to_markdown() + (f"\n**{result}**\n" if result else "")
+        if options.markdown == terminal.STDOUT:
+            sys.stdout.write(text)
+        else:
+            options.markdown.write_text(text, encoding="utf-8")
+    return GREW if has_grown else 0

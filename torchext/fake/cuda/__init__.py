@@ -1,0 +1,1 @@
+"""Fake CUDA devices: their functions, memory, streams, graphs and libraries."""

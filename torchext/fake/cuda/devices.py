@@ -1,0 +1,115 @@
+"""The functions of `torch.cuda` that list, select and describe fake devices."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ... import _C
+
+__all__ = ["DEVICES", "QUERIES", "check_index", "compiling", "index_of", "initializing"]
+
+
+def index_of(device: Any = None) -> int:
+    """Return the index of `device`, which may have any form that torch.cuda accepts, and check it."""
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    check_index(index)
+    return index
+
+
+def check_index(index: int) -> None:
+    """Raise the error of the CUDA runtime if the thread has no such fake device."""
+    count = _C.fake_cuda_devices()
+    if not 0 <= index < count:
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal: device {index} is named, but fake_mode(gpu={count}) has the "
+            f"devices cuda:0 to cuda:{count - 1}."
+        )
+
+
+def _set_device(device: Any) -> None:
+    torch._C._accelerator_setDeviceIndex(index_of(device))
+    _C.set_fake_cuda_initialized()
+
+
+def _exchange_device(device: int) -> int:
+    previous = torch._C._accelerator_getDeviceIndex()
+    if device >= 0:
+        torch._C._accelerator_exchangeDevice(index_of(device))
+    return previous
+
+
+def _get_device_properties(device: Any = None) -> SimpleNamespace:
+    index = index_of(device)
+    name, memory, _, _, major, minor, multiprocessors, threads, shared_memory, l2_cache = _C.fake_gpu()
+    return SimpleNamespace(
+        name=name,
+        major=major,
+        minor=minor,
+        total_memory=memory,
+        multi_processor_count=multiprocessors,
+        max_threads_per_multi_processor=threads,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=shared_memory,
+        shared_memory_per_multiprocessor=shared_memory + 1024,
+        L2_cache_size=l2_cache,
+        max_threads_per_block=1024,
+        warp_size=32,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+        uuid=uuid.UUID(int=index),
+        pci_bus_id=index,
+        pci_device_id=0,
+        pci_domain_id=0,
+        clock_rate=0,
+        memory_clock_rate=0,
+        memory_bus_width=0,
+    )
+
+
+def initializing(original: Callable[[], None]) -> Callable[[], None]:
+    """Replace `torch.cuda._lazy_init()`, which functions of `torch.cuda` call first."""
+
+    def _lazy_init() -> None:
+        if _C.fake_cuda_devices():
+            _C.set_fake_cuda_initialized()
+        elif torch._C._has_cuda:
+            original()
+        else:
+            raise AssertionError("Torch not compiled with CUDA enabled")  # `original` would look for the functions
+
+    return _lazy_init
+
+
+def compiling(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Replace `torch.cuda._is_compiled()`, which would find the functions of `DEVICES` on all threads."""
+    return lambda: bool(torch._C._has_cuda or _C.fake_cuda_devices())
+
+
+# Functions of `torch.cuda`, and of `torch._C` in builds for CUDA.
+QUERIES: dict[str, Callable[..., Any]] = {
+    "_exchange_device": _exchange_device,
+    "_lazy_call": lambda call, **kwargs: call(),
+    "_maybe_exchange_device": _exchange_device,
+    "device_count": lambda: _C.fake_cuda_devices(),
+    "get_device_properties": _get_device_properties,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "is_initialized": lambda: _C.is_fake_cuda_initialized(),
+}
+DEVICES: dict[str, Callable[..., Any]] = {
+    "_cuda_canDeviceAccessPeer": lambda device, peer_device: device != peer_device,
+    "_cuda_exchangeDevice": _exchange_device,
+    "_cuda_getDevice": lambda: torch._C._accelerator_getDeviceIndex(),
+    "_cuda_getDeviceCount": lambda: _C.fake_cuda_devices(),
+    "_cuda_hasPrimaryContext": lambda index: index == index_of(index) and _C.is_fake_cuda_initialized(),
+    "_cuda_init": lambda: None,
+    "_cuda_isInBadFork": lambda: False,
+    "_cuda_maybeExchangeDevice": _exchange_device,
+    "_cuda_setDevice": _set_device,
+}

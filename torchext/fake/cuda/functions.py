@@ -1,0 +1,338 @@
+"""The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(gpu=...)`.
+
+The other half of NOTE [Fake CUDA], csrc/extensions/cuda/fake_cuda.h. The functions are replaced while any thread is
+in such a block, and answer for the fake devices on those threads only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.accelerator._utils import _get_device_index
+
+from ... import _C
+from ...descriptions.gpus import FakeGPU, as_fake_gpu
+from ...internals.leases import Lease, while_fakes_live
+from ...internals.patching import once
+from .builds import patch_cuda_builds, refuse_tuning
+from .devices import QUERIES, compiling, initializing
+from .graphs import GRAPHS, FakeGraph, FakePool
+from .libraries import NO_POOLS, patch_libraries, refusing_call, settings
+from .memory import ACCELERATOR_MEMORY, checking_settings, forget_program, pinning_numbers
+from .parallel import patch_comm
+from .random import RANDOM, generators_by_thread
+from .streams import FakeEvent, FakeStream, current_stream, set_stream
+
+__all__ = [
+    "apply_default_type",
+    "fake_cuda",
+    "forget_default_type",
+    "leave_default_type",
+    "same_devices",
+    "setting_default_type",
+]
+
+
+# ---- `torch.set_default_tensor_type()` with a CUDA type, which PyTorch without CUDA rejects
+#
+# It sets the default dtype and the default device. A device that the program has set by `torch.set_default_device()`
+# takes precedence, as in PyTorch. The exception is the constructor `torch.Tensor(...)`, which ignores both and stays on
+# the CPU.
+#
+# As in PyTorch the type holds for all threads. PyTorch's default devices are thread-local, so other threads get theirs
+# when they enter a block of fake CUDA devices.
+
+
+class _Thread(threading.local):
+    context: Any = None  # the default device that a CUDA type has set on this thread
+
+
+_thread = _Thread()
+_dtypes: list[torch.dtype] = []  # the previous default dtype while a CUDA type is the default
+
+
+def setting_default_type(original: Callable[..., None]) -> Callable[..., None]:
+    """Replace `torch.set_default_tensor_type()`."""
+
+    def set_default_tensor_type(t: Any, /) -> None:
+        name = t if isinstance(t, str) else f"{getattr(t, '__module__', '')}.{getattr(t, '__name__', '')}"
+        is_on_cuda = name.startswith("torch.cuda.") and _C.fake_cuda_devices() > 0
+        before = torch.get_default_dtype()
+        original(f"torch.{name.rpartition('.')[2]}" if is_on_cuda else t)  # rejects types that are not floating-point
+        if not is_on_cuda:
+            _dtypes.clear()
+            leave_default_type()
+        else:
+            if not _dtypes:
+                _dtypes.append(before)
+            apply_default_type()
+
+    return set_default_tensor_type
+
+
+def _default_device() -> Any:
+    """Return the context of `torch.set_default_device()` on this thread."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+def apply_default_type() -> None:
+    """Make CUDA the default device of this thread if the default type is a CUDA type."""
+    if _dtypes and _default_device() is None:
+        torch.set_default_device("cuda")
+        _thread.context = _default_device()
+
+
+def leave_default_type() -> None:
+    """Make the CPU the default device of this thread again, unless the program has set another one."""
+    context, _thread.context = _thread.context, None
+    if context is not None and _default_device() is context:
+        torch.set_default_device(None)
+
+
+def forget_default_type() -> None:
+    """Restore the default dtype from before the CUDA type."""
+    if _dtypes:
+        torch.set_default_dtype(_dtypes.pop())
+
+
+# ---- The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(gpu=...)`
+
+
+@contextmanager
+def fake_cuda(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
+    """Give this thread fake CUDA devices in the block. On a machine with CUDA devices it keeps these.
+
+    Args:
+        gpu: The number of devices (True is one), or their description.
+
+    Raises:
+        TypeError: `gpu` is of another type.
+        RuntimeError: The devices are described, but this machine has CUDA devices, or TunableOp is enabled.
+        ValueError: The number is out of range, or the model is unknown.
+    """
+    described = as_fake_gpu(gpu)
+    with _block(described.count if described is not None else 0, None if isinstance(gpu, int) else described):
+        yield
+
+
+@contextmanager
+def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
+    """Implement `fake_cuda()`. Without `gpu` the devices are described as around the block, if they are."""
+    if count:
+        from . import kernels  # noqa: F401  # its rules describe the allocations of kernels
+    block = _C.enter_fake_cuda(count) if count else None
+    if block is None:
+        if gpu is not None and count:
+            raise RuntimeError(
+                f"{gpu.name} describes fake CUDA devices, but this machine has real ones "
+                f'({torch.cuda.device_count()}), and fakes on "cuda" use those. To simulate others, hide them: start '
+                "Python with CUDA_VISIBLE_DEVICES= (empty) in its environment."
+            )
+        yield
+        return
+    if gpu is not None:
+        _describe(gpu)
+    _replace_backward()
+    try:
+        refuse_tuning()
+        with _while_devices_exist.hold():
+            # It caches the accelerator (`functools.cache`).
+            torch.get_device_module.cache_clear()
+            apply_default_type()
+            try:
+                yield
+            finally:
+                torch.get_device_module.cache_clear()
+    finally:
+        if not _while_devices_exist.is_active:  # the last block ends the devices, like a process
+            forget_program()
+            settings.clear()
+            forget_default_type()
+        _C.leave_fake_cuda(block)  # raises on another thread
+        if not _C.fake_cuda_devices():
+            leave_default_type()
+
+
+def _describe(gpu: FakeGPU) -> None:
+    is_limited = True
+    _C.describe_fake_gpu(
+        (
+            gpu.name,
+            gpu.memory,
+            is_limited,
+            gpu.context,
+            *gpu.capability,
+            gpu.multiprocessors,
+            gpu.max_threads_per_multiprocessor,
+            gpu.shared_memory_per_block_optin,
+            gpu.l2_cache,
+        )
+    )
+
+
+def _accelerator_stream(device: Any = None, /) -> Any:
+    return current_stream(_get_device_index(device, optional=True))
+
+
+def _set_accelerator_stream(stream: Any) -> None:
+    set_stream(stream.stream_id, stream.device_index, stream.device_type)
+
+
+# `torch.accelerator` must not share functions with `torch.cuda`: Dynamo asserts that each function has one name. Nor
+# may it call them: Dynamo calls it at each graph break, and would trace the call.
+ACCELERATOR_STREAMS: dict[str, Callable[..., Any]] = {
+    "current_stream": _accelerator_stream,
+    "set_stream": _set_accelerator_stream,
+}
+
+ANSWERS = QUERIES | RANDOM | GRAPHS
+
+
+def _constructing(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
+    """Construct a `fake` on threads with fake devices, and call `original` on others."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if _C.fake_cuda_devices() and not issubclass(cls, fake):
+            return fake(*args, **kwargs)
+        return original(cls, *args, **kwargs)
+
+    return __new__
+
+
+def _of_legacy_type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Construct `torch.cuda.FloatTensor(...)` and similar types from the arguments of a tensor's `new()`."""
+
+    def __new__(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if not _C.fake_cuda_devices():
+            return original(cls, *args, **({} if device is None else {"device": device}), **kwargs)
+        device = torch.device("cuda") if device is None else torch.device(device)
+        if device.type != "cuda":
+            raise RuntimeError(
+                f"legacy constructor expects device type: cuda but device type: {device.type} was passed"
+            )
+        return torch.empty(0, dtype=cls.dtype, device=device).new(*args, **kwargs)
+
+    return __new__
+
+
+def _replaced_functions() -> None:
+    """Declare the replaced functions and classes."""
+    reason = "looks for real CUDA devices"
+    found: set[int] = set()  # a module may contain functions of another one
+    for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
+        for name, answer in ANSWERS.items():
+            function = vars(module).get(name)
+            if function is not None and id(function) not in found:
+                found.add(id(function))
+                _while_devices_exist.patch(module, name, partial(_answering, answer=answer), reason, is_traced=True)
+    _while_devices_exist.patch(torch.cuda, "_lazy_init", initializing, reason, is_traced=True)
+    _while_devices_exist.patch(torch.cuda, "_is_compiled", compiling, reason, is_traced=True)
+    classes = [(torch.cuda.Stream, FakeStream), (torch.cuda.Event, FakeEvent), (torch.cuda.CUDAGraph, FakeGraph)]
+    # A build for CUDA makes pools in C, before `MemPool.__init__()` could replace them.
+    if "__new__" in vars(torch.cuda.MemPool.__base__):
+        classes.append((torch.cuda.MemPool, FakePool))
+    else:
+        make = partial(_answering, answer=refusing_call(NO_POOLS))
+        _while_devices_exist.patch(torch.cuda.MemPool, "__init__", make, reason)
+    for owner, fake in classes:
+        _while_devices_exist.patch(owner, "__new__", partial(_constructing, fake=fake), reason)
+    is_missing = not hasattr(torch.cuda.Stream, "priority_range")  # in builds without CUDA
+    make = partial(_answering, answer=FakeStream.priority_range)
+    _while_devices_exist.patch(torch.cuda.Stream, "priority_range", make, reason, is_added=is_missing)
+    for cls in torch._tensor_classes:
+        if cls.is_cuda and not cls.is_sparse and not cls.is_sparse_csr:
+            _while_devices_exist.patch(cls, "__new__", _of_legacy_type, reason)
+    for name, answer in ACCELERATOR_STREAMS.items():
+        _while_devices_exist.patch(torch.accelerator, name, partial(_answering, answer=answer), reason, is_traced=True)
+    for name, answer in ACCELERATOR_MEMORY.items():
+        _while_devices_exist.patch(
+            torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
+        )
+    _while_devices_exist.patch(torch, "set_default_tensor_type", setting_default_type, "rejects CUDA types")
+    _while_devices_exist.patch(torch.cuda, "default_generators", generators_by_thread, reason)
+    _while_devices_exist.patch(torch, "tensor", pinning_numbers, "pins real memory, with the Fake key excluded")
+    _while_devices_exist.patch(
+        torch._C, "_accelerator_setAllocatorSettings", checking_settings, "checks keys in CUDA builds only"
+    )
+    patch_cuda_builds(_while_devices_exist, _answering)
+    patch_libraries(_while_devices_exist, _answering)
+    patch_comm(_while_devices_exist, _answering)
+    # PyTorch's own kernels stand in for those of cuDNN.
+    make = partial(_answering, answer=lambda tensor: False)
+    _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)
+
+
+_while_devices_exist = Lease("a block of fake_mode(gpu=...) is open")
+_while_devices_exist.declare(_replaced_functions)
+
+
+def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Call `answer` on threads with fake devices, and `original` on others."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)
+
+    return function
+
+
+@once
+def _replace_backward() -> None:
+    """Give the backward pass of fakes their devices, also after the end of the block that created them."""
+    reason = "looks for the devices of fakes"
+    while_fakes_live.patch(
+        torch._C._ImperativeEngine, "run_backward", _with_devices_of_fakes, reason
+    )  # also called by Megatron
+
+
+def _with_devices_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        outputs = args[1] if len(args) > 1 else kwargs.get("tensors")
+        if not isinstance(outputs, (tuple, list)) or not any(map(_may_be_fake, outputs)):
+            return original(*args, **kwargs)
+        # Hooks and recomputed forwards may call torch.cuda, even after the block has ended.
+        with _latest_devices():
+            return _C.call_backward(original, *args, **kwargs)
+
+    return run_backward
+
+
+@contextmanager
+def _latest_devices() -> Iterator[None]:
+    """Give a thread without fake devices the largest number that any thread has had, with the latest description."""
+    if _C.fake_cuda_devices():
+        yield
+        return
+    with same_devices(_C.largest_fake_cuda_devices(), _C.fake_gpu()):
+        yield
+
+
+@contextmanager
+def same_devices(count: int, gpu: _C.GpuFields) -> Iterator[None]:
+    """Give this thread the fake devices of another: their number, and their description (`_C.fake_gpu()`)."""
+    with _block(count, None):
+        if count:
+            _C.describe_fake_gpu(gpu)
+        yield
+
+
+def _may_be_fake(output: Any) -> bool:
+    """Return true if `output` is or contains a fake.
+
+    In `torch.func` the backward pass starts at a wrapper, and with `loss_parallel()` at a DTensor.
+    """
+    if not isinstance(output, torch.Tensor):
+        return True
+    while torch._C._functorch.is_functorch_wrapped_tensor(output):
+        output = torch._C._functorch.get_unwrapped(output)
+    if _C.is_fake(output):
+        return True
+    inner = getattr(output, "__tensor_flatten__", None)
+    if inner is None:
+        return False
+    parts = (getattr(output, name) for name in inner()[0])
+    return any(_may_be_fake(part) for part in parts if isinstance(part, torch.Tensor))  # a DTensor also lists its mesh

@@ -1,0 +1,344 @@
+"""Replacements of CUDA libraries on threads with fake devices.
+
+Programs query versions, mark ranges for a profiler, and copy storages without an operator.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from ctypes import string_at
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.cuda.nvtx
+
+from ... import _C
+from ...internals.imports import once_imported
+from ...internals.leases import Lease, while_fakes_live
+from ..addresses import MOST_BYTES, storage_from
+from .devices import index_of
+
+__all__ = [
+    "LIBRARIES",
+    "NO_KERNELS",
+    "NO_POOLS",
+    "cudart",
+    "launch_observers",
+    "patch_libraries",
+    "refusing_call",
+    "settings",
+    "triton_launches_nothing",
+]
+
+# Result of NVML measurements: nothing runs on a fake device.
+IDLE = 0
+
+# `cudaSuccess`
+SUCCESS = 0
+
+
+def _check_error(result: int) -> None:
+    if result != SUCCESS:
+        raise torch.cuda.CudaError(result)
+
+
+def _succeed(*args: Any) -> int:
+    return SUCCESS
+
+
+def cudart() -> SimpleNamespace:
+    """Return the functions of the CUDA runtime that PyTorch binds."""
+    return SimpleNamespace(
+        cudaError=SimpleNamespace(success=SUCCESS),
+        cudaGetErrorString=lambda result: f"error {result} of a fake CUDA device",
+        cudaHostRegister=_succeed,
+        cudaHostUnregister=_succeed,
+        cudaMemGetInfo=lambda device: _C.cuda_mem_get_info(index_of(device)),
+        cudaProfilerStart=_succeed,
+        cudaProfilerStop=_succeed,
+        cudaStreamCreate=_succeed,
+        cudaStreamDestroy=_succeed,
+    )
+
+
+def _handle() -> int:
+    """Return a value for the address of a library's handle: distinct for each device, and not null."""
+    return torch.cuda.current_device() + 1
+
+
+def _idle(device: Any = None) -> int:
+    index_of(device)
+    return IDLE
+
+
+def _device_memory_used(device: Any = None) -> int:
+    free, total = _C.cuda_mem_get_info(index_of(device))
+    return total - free
+
+
+def _cublas_workspace_size() -> int:
+    from .kernels.blas import cublas_bytes
+
+    return cublas_bytes(_major())
+
+
+def _cublaslt_workspace_size() -> int:
+    from .kernels.blas import cublaslt_bytes
+
+    return cublaslt_bytes(_major())
+
+
+def _major() -> int:
+    return _C.fake_gpu()[4]
+
+
+def _unless_equal(get: Callable[[], int], variable: str) -> Callable[[int], None]:
+    """Replace the setter of a workspace size, which is cached with operator results and cannot change."""
+
+    def set_size(size: int) -> None:
+        if size != get():
+            raise RuntimeError(
+                "The workspace size of cuBLAS cannot be set on fake CUDA devices. Set the environment variable "
+                f"{variable} before the process starts."
+            )
+
+    return set_size
+
+
+def _set_most_plans(index: int, size: int) -> None:
+    if size < 0:
+        raise RuntimeError(f"cuFFT plan cache size must be non-negative, but got {size}")
+    settings["plans", index] = size
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def refusing_call(message: str) -> Callable[..., Any]:
+    """Return a function that raises an error with `message`."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(message)
+
+    return refuse
+
+
+# The settings that the program has changed.
+settings: dict[object, Any] = {}
+
+MOST_PLANS = 4096  # `CUFFT_DEFAULT_CACHE_SIZE`
+NO_PLANS = "The number of cached cuFFT plans is unknown on fake CUDA devices, which run no transform."
+
+ANSWERS: list[tuple[ModuleType, dict[str, Callable[..., Any]]]] = [
+    (
+        torch.cuda,
+        {
+            "check_error": _check_error,
+            "clock_rate": _idle,
+            "cudart": cudart,
+            "device_memory_used": _device_memory_used,
+            "memory_usage": _idle,
+            "power_draw": _idle,
+            "temperature": _idle,
+            "utilization": _idle,
+        },
+    ),
+    # NVTX returns the depth of nested ranges, which is not tracked.
+    (
+        torch.cuda.nvtx,
+        {
+            "mark": _do_nothing,
+            "range_end": _do_nothing,
+            "range_pop": lambda: 0,
+            "range_push": lambda msg: 0,
+            "range_start": lambda msg: 0,
+        },
+    ),
+    (
+        torch,
+        {
+            "_cufft_clear_plan_cache": _do_nothing,
+            "_cufft_get_plan_cache_max_size": lambda index: settings.get(("plans", index), MOST_PLANS),
+            "_cufft_get_plan_cache_size": refusing_call(NO_PLANS),
+            "_cufft_set_plan_cache_max_size": _set_most_plans,
+        },
+    ),
+]
+
+LIBRARIES: dict[str, Callable[..., Any]] = {
+    "_cuda_clearCublasWorkspaces": _C.forget_workspaces,
+    "_cuda_getCublasLtWorkspaceSize": _cublaslt_workspace_size,
+    "_cuda_getCublasWorkspaceSize": _cublas_workspace_size,
+    "_cuda_getCurrentBlasHandle": _handle,
+    "_cuda_getCurrentSolverHandle": _handle,
+    "_cuda_ipc_collect": _do_nothing,
+    "_cuda_resetCublasLtWorkspaceSize": _do_nothing,
+    "_cuda_resetCublasWorkspaceSize": _do_nothing,
+    "_cuda_setCublasLtWorkspaceSize": _unless_equal(_cublaslt_workspace_size, "CUBLASLT_WORKSPACE_SIZE"),
+    "_cuda_setCublasWorkspaceSize": _unless_equal(_cublas_workspace_size, "CUBLAS_WORKSPACE_CONFIG"),
+}
+
+NO_POOLS = (
+    "Fake CUDA devices simulate only PyTorch's caching allocator: they do not support another allocator, or a "
+    "memory pool in a CUDA build of PyTorch. Run the program without it."
+)
+NO_KERNELS = "Fake CUDA devices run no kernels: this function would compile or start one. Run the program without it."
+REFUSED: list[tuple[Any, str, str]] = [
+    (torch.cuda.memory.CUDAPluggableAllocator, "__init__", NO_POOLS),
+    (torch.cuda.memory, "change_current_allocator", NO_POOLS),
+    (torch.cuda, "_compile_kernel", NO_KERNELS),
+    (torch.cuda.Event, "from_ipc_handle", "Fake CUDA devices have no events of other processes."),
+]
+
+
+def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
+    """Replace `UntypedStorage.to()`: `torch.load(map_location="cuda")` copies storages without an operator."""
+
+    def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        wanted = torch.device(device)
+        if not _C.fake_cuda_devices() or wanted == self.device or wanted.type not in ("cpu", "cuda"):
+            return original(self, device=device, non_blocking=non_blocking)
+        if _C.is_storage_of_fakes(self):
+            return _C.bytes_of_storage(self).to(wanted).untyped_storage()
+        if wanted.type == "cpu":
+            return original(self, device=device, non_blocking=non_blocking)
+        is_small = 0 < self.nbytes() <= MOST_BYTES  # such as a step counter's
+        known = (string_at(self.data_ptr(), self.nbytes()), None) if is_small else None
+        return storage_from(self.nbytes(), str(wanted), known)
+
+    return to
+
+
+def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
+    """Declare the replaced functions.
+
+    Args:
+        lease: Held while any thread has fake devices.
+        answering: Given an original and `answer`, returns a function that calls `answer` on threads with fake devices.
+    """
+    reason = "calls a CUDA library that is not loaded"
+    for module, answers in ANSWERS:
+        for name, answer in answers.items():
+            if hasattr(module, name):  # newer releases have more handles and measurements
+                lease.patch(module, name, partial(answering, answer=answer), reason)
+    for owner, name, message in REFUSED:
+        lease.patch(owner, name, partial(answering, answer=refusing_call(message)), reason)
+    lease.patch(torch.UntypedStorage, "to", _moving, "copies memory without calling an operator")
+
+
+# ---- Triton kernels that are launched with fakes: nothing runs, because the caller owns everything a kernel writes
+#
+# A launch would compile the kernel, query the driver for the device, and pass addresses. Only the effects that a caller
+# can observe remain: arguments are bound, the grid is computed, CPU tensors are rejected, known values of the arguments
+# are dropped, and autotuning allocates its buffer.
+
+
+JIT = "triton.runtime.jit"
+AUTOTUNER = "triton.runtime.autotuner"
+
+# Size of the buffer that `triton.testing.do_bench()` allocates to flush the device's cache between runs.
+BYTES_OF_BENCHMARK = 256 * 2**20
+
+WORKSPACE = 4  # `MemoryCategory::kWorkspace` (csrc/extensions/memory/timeline.h)
+
+# Called with the name of each kernel that would have run.
+launch_observers: list[Callable[[str], object]] = []
+
+
+@contextmanager
+def triton_launches_nothing() -> Iterator[None]:
+    """Skip launches with fakes. Triton may be imported before the block or in it."""
+    _teach()
+    with once_imported(JIT, _teach), once_imported(AUTOTUNER, _teach):
+        yield
+
+
+_patched: set[type] = set()
+
+
+def _teach() -> None:
+    makers = ((JIT, "JITFunction", _launching), (AUTOTUNER, "Autotuner", _tuning))
+    for module, name, make in makers:
+        owner = getattr(sys.modules.get(module), name, None)
+        if owner is not None and owner not in _patched:
+            _patched.add(owner)
+            while_fakes_live.patch(owner, "run", make, "compiles a kernel and gives it addresses")
+
+
+def _launching(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        tensors = list(_tensors_in((*args, *kwargs.values())))
+        if warmup or not any(map(_C.is_fake, tensors)):
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+        for hook in getattr(self, "pre_run_hooks", ()):
+            hook(*args, **kwargs)
+        bound = self.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in self.signature.parameters})
+        bound.apply_defaults()
+        if callable(grid):
+            grid(dict(bound.arguments))
+        _check_devices(bound.arguments.values())
+        _C.note_foreign_write(tensors)
+        for index in {tensor.device.index for tensor in tensors if tensor.is_cuda}:
+            _C.count_work_on_fake_stream(index)
+        for observe in launch_observers:
+            observe(str(self.__name__))
+        return None
+
+    return run
+
+
+def _check_devices(arguments: Iterable[Any]) -> None:
+    """Raise for CPU tensors, like the launcher when it queries the driver for each pointer."""
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, torch.Tensor) and argument.device.type == "cpu" and argument.numel():
+            if argument.is_pinned():
+                continue
+            raise ValueError(f"Pointer argument (at {i}) cannot be accessed from Triton (cpu tensor?)")
+
+
+def _tuning(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Use the first configuration: without timing, the fastest is unknown."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(map(_C.is_fake, _tensors_in((*args, *kwargs.values())))):
+            return original(self, *args, **kwargs)
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        named = {**self.nargs, **kwargs}
+        config = self.best_config = _config_for(self, named)
+        if config.pre_hook is not None:
+            config.pre_hook({**named, **config.all_kwargs()})
+        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        self.nargs = None
+        return result
+
+    return run
+
+
+def _config_for(tuner: Any, arguments: dict[str, Any]) -> Any:
+    """Return the cached configuration, or the first one, which is cached then as after a measurement."""
+    if len(tuner.configs) == 1:
+        return tuner.configs[0]
+    dtypes = [str(arguments[n].dtype) for n in tuner.arg_names if hasattr(arguments.get(n), "dtype")]
+    key = (*(arguments[name] for name in tuner.keys if name in arguments), *dtypes)
+    if key not in tuner.cache:
+        buffer = torch.empty(BYTES_OF_BENCHMARK, dtype=torch.int8, device="cuda")
+        if _C.memory_number(buffer) >= 0:  # it is tracked
+            _C.mark_memory([buffer], WORKSPACE)
+        tuner.cache[key] = tuner.configs[0]
+    return tuner.cache[key]
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the arguments of a kernel, including those in tuples, descriptors and wrappers."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors_in(value)
+        elif isinstance(base := getattr(value, "base", None), torch.Tensor):
+            yield base

@@ -1,0 +1,111 @@
+"""Old names of arguments, attributes and functions: they keep working, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
+
+from ..errors import TorchextDeprecationWarning
+
+__all__ = [
+    "RenamedAttribute",
+    "check_is_dtype",
+    "check_is_int",
+    "renamed_function",
+    "renamed_keywords",
+    "warn_deprecated",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """Warn the caller of the function that calls this that `old` is deprecated, and that `new` replaces it.
+
+    Args:
+        old: The name, as a caller writes it.
+        new: The name to write instead.
+    """
+    warnings.warn(f"`{old}` is deprecated: use `{new}`.", TorchextDeprecationWarning, stacklevel=3)
+
+
+def renamed_keywords(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator for functions that still take keyword arguments under their old names.
+
+    Args:
+        **renamed: The new name for each old one, as in `renamed_keywords(fake_cuda="gpu")`.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in [old for old in renamed if old in kwargs]:
+                new = renamed[old]
+                if new in kwargs:
+                    raise TypeError(f"{_name(function)}() got both `{new}` and `{old}`, its deprecated name.")
+                warn_deprecated(f"{_name(function)}({old}=)", f"{new}=")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def _name(function: Callable[..., object]) -> str:
+    name: str = getattr(function, "__qualname__", repr(function))
+    return name.removesuffix(".__init__")
+
+
+def renamed_function(old: str, new: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that warns and calls `new`, to be assigned to the name `old`."""
+
+    @wraps(new)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        warn_deprecated(old, _name(new))
+        return new(*args, **kwargs)
+
+    run.__name__ = run.__qualname__ = old
+    run.__doc__ = f"Deprecated name of `{_name(new)}`."
+    return run
+
+
+class RenamedAttribute:
+    """A read-only attribute under its old name: `bytes_in = RenamedAttribute("bytes_sent")` in the body of a class."""
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+        self._old = ""
+        self.__doc__ = f"Deprecated name of `{new}`."
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        warn_deprecated(self._old, self._new)
+        return getattr(instance, self._new)
+
+
+# ---- Checks of the types of arguments
+
+
+def check_is_dtype(dtype: object, name: str = "dtype") -> None:
+    """Raise TypeError unless `dtype` is a dtype or None."""
+    import torch  # not above: descriptions of GPUs check ints without PyTorch
+
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return
+    known = isinstance(dtype, str) and isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype)
+    hint = f" Did you mean torch.{str(dtype).removeprefix('torch.')}?" if known else ""
+    raise TypeError(f"`{name}` expects a torch.dtype, got {dtype!r}.{hint}")
+
+
+def check_is_int(value: object, name: str) -> None:
+    """Raise TypeError unless `value` is an int, of Python or of NumPy, and not a bool."""
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
+        raise TypeError(f"`{name}`: expected an int, got {value!r}.")

@@ -1,0 +1,78 @@
+"""Access to this thread's dispatch keys for fakes and deferred initialization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import _ops
+
+from .. import _C
+from .leases import Lease
+
+__all__ = ["is_constructing", "making_fakes", "pass_by", "with_our_keys", "without_our_keys"]
+
+_FAKE, _DEFERRED_INIT = (torch._C._dispatch_key_parse(name) for name in ("Fake", "DeferredInit"))
+_OURS = torch._C.DispatchKeySet(_FAKE).add(_DEFERRED_INIT)
+
+
+def is_constructing() -> bool:
+    """Return true if this thread is in a block of `deferred_init`."""
+    return torch._C._dispatch_tls_is_dispatch_key_included("DeferredInit")
+
+
+@contextmanager
+def making_fakes() -> Iterator[None]:
+    """Let factories on this thread make fakes in the block, inside and outside of `fake_mode`."""
+    _C.enter_fake_mode()
+    try:
+        yield
+    finally:
+        _C.leave_fake_mode()
+
+
+def without_our_keys() -> AbstractContextManager[None]:
+    """Exclude our dispatch keys on this thread in the block, so that factories make real tensors."""
+    return torch._C._ExcludeDispatchKeyGuard(_OURS)
+
+
+@contextmanager
+def with_our_keys() -> Iterator[None]:
+    """Include our keys again in the block, regardless of the code that excluded them."""
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(_FAKE, False),
+        torch._C._SetExcludeDispatchKeyGuard(_DEFERRED_INIT, False),
+    ):
+        yield
+
+
+# ---- Makes higher-order operators skip our dispatch keys
+#
+# `torch.cond` and similar operators choose a Python function by the highest key of their arguments
+# (`HigherOrderOperator.dispatch`). Among our keys, they have an implementation only for `Fake`.
+
+
+_torch: Any = torch._C
+_NAMES = ("TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper", "DeferredInit")
+_KEYS = [_torch._parse_dispatch_key(name) for name in _NAMES]
+
+
+def pass_by(lease: Lease) -> None:
+    """Let all higher-order operators choose by the keys below ours while the lease is held."""
+    reason = "has no implementation for our keys"
+    lease.patch(_ops.HigherOrderOperator, "dispatch", _passing_by, reason)
+
+
+def _passing_by(original: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(self: Any, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+        if dispatch_key not in _KEYS:
+            return original(self, dispatch_key, *args, **kwargs)
+        others = self.non_fallthrough_keys
+        for key in _KEYS:
+            others = others.remove(key)
+        compute_keys: Any = _ops._compute_keyset
+        return self.dispatch(compute_keys(args, kwargs, others).highestPriorityTypeId(), *args, **kwargs)
+
+    return dispatch

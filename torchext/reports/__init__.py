@@ -1,0 +1,1 @@
+"""Reports: their model, and how they are written, read and compared."""

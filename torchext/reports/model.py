@@ -1,0 +1,91 @@
+"""The goal and the report of a rank, which the process that runs ranks reads without importing PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..memory.timeline import PINNED
+
+if TYPE_CHECKING:  # imports PyTorch, and only advice has findings
+    from ..advice.remedies import Findings
+
+__all__ = ["DEFAULT_VALUES", "FORWARD", "HOST", "NOTES", "STEP", "Goal", "RankReport"]
+
+STEP = "step"
+FORWARD = "forward pass"
+
+DEFAULT_VALUES = "assume,masks=all,routing=balanced"
+"""The default policy for reads of values that do not exist, of `world()` and of the command line."""
+
+NOTES = "note-of-process-"
+"""The first part of the names of files in which processes that a program starts note their memory."""
+
+# Host memory, pageable and pinned, which reports show last.
+HOST = {"cpu": 1, PINNED: 2}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The number of steps or forward passes after which a program is ended.
+
+    Attributes:
+        unit: `STEP` (`steps.py`) or `FORWARD` (`passes.py`).
+        count: Their number; None for a program that runs to its end.
+    """
+
+    unit: str = STEP
+    count: int | None = 2
+
+
+@dataclass
+class RankReport:
+    """The report of one rank: the entry of `ranks` in the JSON report, with the keys that `reports/json.py` describes.
+
+    Attributes:
+        findings: The properties that decide which remedies may help; not in the JSON, and None without `--advise`.
+    """
+
+    rank: int
+    unit: str = STEP
+    requested: int | None = 2
+    completed: int = 0
+    forward_passes: int = 0
+    backward_passes: int = 0
+    seconds: float = 0.0
+    program_exit_code: int = 0
+    error: str = ""
+    error_summary: str = ""
+    out_of_memory: str = ""
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    collectives: list[dict[str, Any]] = field(default_factory=list)
+    peers: list[int] = field(default_factory=list)
+    flops: int | None = None
+    flops_error: str = ""
+    bound: dict[str, Any] | None = None
+    bound_error: str = ""
+    values: list[dict[str, Any]] = field(default_factory=list)
+    files: list[dict[str, Any]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)
+    timeline: dict[str, Any] = field(default_factory=dict)
+    findings: Findings | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of the JSON report."""
+        content = {"rank": self.rank, "outcome": self.outcome, **vars(self)}
+        del content["findings"]
+        return content
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the rank has made as many steps or forward passes as requested."""
+        return self.requested is None or self.completed >= self.requested
+
+    @property
+    def outcome(self) -> str:
+        """`failed`, `does not fit`, `too few` (steps or forward passes), or `fits`."""
+        if self.error or self.mismatches or self.program_exit_code:
+            return "failed"
+        return "does not fit" if self.out_of_memory else "fits" if self.has_enough else "too few"
