@@ -9,16 +9,11 @@ import collections
 import subprocess
 import sys
 
-# Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. The
-# last ones are fakes in queues and pickles, and deferred models, distributed checkpoints, optimizer states of FSDP1 and
-# ends of programs in dry runs (78,520 before), the functions of CUDA builds (78,950 before), processes that a program
-# starts (79,500 before), outputs with math bits, uncounted versions and checked conversions (79,650 before), parts
-# with steps, checks that devices share, and sums of sparse tensors (80,150 before). Layouts of convolutions and states
-# of tensors in Python saved 230 lines, registrations, layouts and marks 150, and one view of calls, joined files and
-# structs of PyTorch 1,040.
-BUDGET = 78_900
+# Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. It
+# was 80,150 before recipes, fills and traits had one mechanism each and files of one subject were joined.
+BUDGET = 75_000
 # Budget for csrc/core, which a newcomer must understand.
-CORE_BUDGET = 11_000
+CORE_BUDGET = 10_400
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
 
 

@@ -250,7 +250,7 @@ OWN_TIME = """
 import sys, time
 import torch
 from torchext.descriptions.gpus import FakeGPU
-from torchext.dry_run.rank_report import DEFAULT_VALUES, Goal
+from torchext.reports.model import DEFAULT_VALUES, Goal
 from torchext.dry_run.running import run_rank
 start = time.process_time()
 run_rank(

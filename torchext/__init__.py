@@ -67,7 +67,7 @@ if _TYPE_CHECKING:
 
 
 _CORE = ("fake", "deferred_init", "inference", "compat", "inspect", "amp", "dynamo")
-_APPLICATIONS = ("check_init", "checkpoint", "dry_run", "memory")  # imported when they are used
+_APPLICATIONS = ("checkpoint", "dry_run", "memory")  # imported when they are used
 
 
 def _load_extension() -> None:
@@ -89,8 +89,10 @@ def __getattr__(name: str) -> object:
         return _sys.modules[f"{__name__}._C"]
     if name in _CORE or name in _APPLICATIONS:
         return _import_module(f".{name}", __name__)
-    rooms = () if name.startswith("_") else (*_CORE, *_APPLICATIONS)
-    homes = [room for room in rooms if name in getattr(_import_module(f".{room}", __name__), "__all__", ())]
+    if not name.startswith("_"):
+        for room in ("dry_run", "memory"):  # which import little
+            _import_module(f".{room}", __name__)
+    homes = [room for room in __all__ if name in getattr(globals().get(room), "__all__", ())]
     hint = f". Did you mean torchext.{homes[0]}.{name}?" if homes else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 

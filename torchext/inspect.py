@@ -1,23 +1,4 @@
-"""The walk of a call over the dispatch keys.
-
-NOTE [Following a call]
-
-The dispatcher begins with the keys of the tensor arguments and those that the thread includes, without those that it
-excludes, and picks the highest. Each kernel decides where the call goes next. A kernel may do anything, but PyTorch's
-kernels follow a few patterns:
-
-- A kernel above the backends redispatches to the keys below its own. It does not read the arguments again, but removes
-  keys from the key set that it received. Autograd kernels remove all autograd keys.
-- An autocast kernel casts the arguments and repeats the call with its own key excluded, so keys above it are visited
-  twice.
-- A BackendSelect kernel adds the backend for `dtype`, `layout` and `device` to the key set.
-- A composite kernel calls other operators.
-- The next step of kernels that wrap tensors (functionalization, torch.func) or are written in Python cannot be
-  predicted here, so a route ends there.
-- torchext's fallbacks report the decision that they would make (`predictFake()`, `predictRecorder()`, `predictAmp()`).
-
-A kernel of another library, at a key above the backends, is assumed to pass the call on.
-"""
+"""The route of a call through the dispatcher, the state of a tensor, and the patches of PyTorch."""
 
 from __future__ import annotations
 
@@ -36,10 +17,7 @@ from . import _C
 from .internals.leases import leases
 from .internals.results import Column, Items, Table, plain
 
-__all__ = ["PatchState", "Route", "RouteStep", "TensorState", "Walk", "patches", "route", "tensor_state"]
-
-
-# ---- The route of a call through the dispatcher, the state of a tensor, and the patches of PyTorch
+__all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
 
 @dataclass(frozen=True)
@@ -150,7 +128,7 @@ def route(
         call = _C.PredictedCall(name, overload_name, args, kwargs)
     except TypeError as error:
         raise TypeError(f"route() was given arguments that `{operator}` does not take: {error}") from None
-    return Route(operator, [RouteStep(*step) for step in Walk(operator, call).steps()])
+    return Route(operator, [RouteStep(*step) for step in _Walk(operator, call).steps()])
 
 
 def _resolve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
@@ -308,6 +286,25 @@ def patches() -> tuple[PatchState, ...]:
 
 
 # ---- The walk of a call over the dispatch keys
+#
+# NOTE [Following a call]
+#
+# The dispatcher begins with the keys of the tensor arguments and those that the thread includes, without those that it
+# excludes, and picks the highest. Each kernel decides where the call goes next. A kernel may do anything, but PyTorch's
+# kernels follow a few patterns:
+#
+# - A kernel above the backends redispatches to the keys below its own. It does not read the arguments again, but
+#   removes keys from the key set that it received. Autograd kernels remove all autograd keys.
+# - An autocast kernel casts the arguments and repeats the call with its own key excluded, so keys above it are visited
+#   twice.
+# - A BackendSelect kernel adds the backend for `dtype`, `layout` and `device` to the key set.
+# - A composite kernel calls other operators.
+# - The next step of kernels that wrap tensors (functionalization, torch.func) or are written in Python cannot be
+#   predicted here, so a route ends there.
+# - torchext's fallbacks report the decision that they would make (`predictFake()`, `predictRecorder()`,
+#   `predictAmp()`).
+#
+# A kernel of another library, at a key above the backends, is assumed to pass the call on.
 
 
 _Step: TypeAlias = tuple[str, str, str, bool, str, str]
@@ -398,7 +395,7 @@ _AMP_TURNS = {
 }
 
 
-class Walk:
+class _Walk:
     """The walk of a call of `operator`, which is never made: NOTE [Following a call]."""
 
     def __init__(self, operator: str, call: _C.PredictedCall) -> None:

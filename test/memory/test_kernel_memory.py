@@ -346,7 +346,7 @@ class TestRunningRules:
             "from torchext.fake import fake_mode\n"
             "with fake_mode():\n"
             "    torch.empty(2, 2) @ torch.empty(2, 2)\n"
-            "print(any('memory.kernels' in name for name in sys.modules))\n"
+            "print(any('cuda.kernels' in name for name in sys.modules))\n"
             "with fake_mode(gpu=True):\n"
             "    print('torchext.fake.cuda.kernels.blas' in sys.modules)\n"
         )

@@ -26,14 +26,8 @@ import torchext
 
 SITE = ROOT / "build" / "docs" / "html"
 NOT_PUBLIC = {
-    *(
-        "torchext.commands",
-        "torchext.dynamo",
-        "torchext.installation",
-        "torchext.internals.terminal",
-        "torchext.internals",
-    ),
-    *("torchext.commands.user_functions", "torchext.version"),
+    *("torchext.advice", "torchext.check_init", "torchext.commands", "torchext.dynamo", "torchext.installation"),
+    *("torchext.internals", "torchext.reports", "torchext.version"),
 }
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

@@ -217,7 +217,7 @@ while_marks_live.declare(
 )
 
 
-# ---- Report regions to PyTorch's function modes, as `torch.autocast` does, for non-strict `torch.export`
+# ---- Regions in function modes, for non-strict `torch.export`
 
 
 _torch: Any = torch

@@ -173,7 +173,7 @@ def _takes_mesh(build: Callable[..., Module]) -> bool:
     return any(one.name == "mesh" or (one.default is one.empty and one.kind in by_position) for one in parameters)
 
 
-# ---- The comparison ----
+# ---- The comparison
 
 
 def _check_mesh(program: _Program, sizes: dict[str, int], chosen: list[int] | None) -> MeshCheck:
@@ -298,7 +298,7 @@ def _cut(whole: Tensor, part: Part) -> Tensor:
     return whole
 
 
-# ---- One process ----
+# ---- One process
 
 
 def _need(shard: _Shard, rank: int, sizes: Mapping[str, int]) -> Need:
@@ -403,7 +403,7 @@ def _verdict(own: _Shard | None, whole: _Shard | None, right: Collection[Digest]
     return True, "has other values"
 
 
-# ---- The source line and the element that differ ----
+# ---- The source line and the element that differ
 
 
 def _with_detail(check: TensorCheck, program: _Program, job: Job, one: Job, need: Need | None) -> TensorCheck:

@@ -62,8 +62,8 @@ def converted_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dt
 
 # ---- The headers of safetensors files
 #
-# safetensors writes a header only together with the data, which is not computed yet. So it writes the header of stand-
-# ins with the same names and dtypes and one element each. This determines the order of the tensors, the names of
+# safetensors writes a header only together with the data, which is not computed yet. So it writes the header of
+# stand-ins with the same names and dtypes and one element each. This determines the order of the tensors, the names of
 # dtypes, and the errors; sizes and offsets are filled in.
 
 
@@ -189,7 +189,7 @@ def _check_names(names: Iterable[str]) -> None:
             raise ValueError(f"A tensor cannot be called {name!r}, which is not valid UTF-8.") from error
 
 
-# ---- The contents of a checkpoint: its tensors, their names, and its files
+# ---- Tensors, names and files
 
 
 SUFFIX = ".safetensors"
@@ -280,7 +280,7 @@ def _check(tensors: Mapping[str, Any]) -> None:
             raise ValueError(f"`{name}` {kind}, so it has no values to save. Construct it in deferred_init().")
 
 
-# ---- Shared memory ----
+# ---- Shared memory
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -338,7 +338,7 @@ def _sharing(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     return [sorted(group) for group in groups if len(group) > 1]
 
 
-# ---- Models of transformers ----
+# ---- Models of transformers
 
 
 def _is_of_transformers(module: Module) -> bool:
@@ -380,7 +380,7 @@ def _as_in_checkpoints(module: Any, tensors: dict[str, torch.Tensor]) -> dict[st
         return dict(loading.revert_weight_conversion(module, tensors))
 
 
-# ---- Files ----
+# ---- Files
 
 
 def plan_files(contents: Contents, path: Path, max_shard_size: int, metadata: Mapping[str, str] | None) -> PlannedFiles:

@@ -462,7 +462,7 @@ def _index_of(number: int, shape: torch.Size) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-# ---- Write on a separate thread, while the next piece is computed
+# ---- The writing thread
 
 
 PATIENCE = 0.02

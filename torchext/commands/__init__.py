@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..internals import terminal
-from . import checkpoint_flags, completion, report
-from . import dry_run as dry_run
+from . import checkpoint_flags, completion, dry_run, report
 from .flags import configure_check_init, configure_env, configure_route
 
 __all__ = ["main", "parser", "parsers"]

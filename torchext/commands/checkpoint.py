@@ -164,7 +164,7 @@ def _size(options: argparse.Namespace, name: str) -> int:
         raise MisuseError(str(error)) from error
 
 
-# ---- The model ----
+# ---- The model
 
 
 def _function(name: str, arguments: Sequence[str]) -> _Model:
@@ -257,7 +257,7 @@ def _save_config(source: Any, out: Path) -> None:
         source.generation_config.save_pretrained(folder)
 
 
-# ---- The plan ----
+# ---- The plan
 
 
 def _describe(plan: Plan) -> dict[str, Any]:

@@ -277,7 +277,7 @@ class _Run:
         return int(content["exit_code"])
 
 
-# ---- Arguments ----
+# ---- Arguments
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program: list[str]) -> None:
@@ -389,7 +389,7 @@ def _check_program(program: Sequence[str]) -> None:
         raise ValueError(f"the module {program[1]!r} does not exist")
 
 
-# ---- Launchers ----
+# ---- Launchers
 
 
 def _launch(options: argparse.Namespace, line: list[str]) -> Launch:

@@ -38,7 +38,7 @@ def _run_by(parser: argparse.ArgumentParser, module: str) -> None:
     parser.set_defaults(run=lambda options: import_module(f".{module}", __package__).run(parser, options))
 
 
-# ---- torchext env ----
+# ---- torchext env
 
 
 def configure_env(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def configure_env(parser: argparse.ArgumentParser) -> None:
     terminal.add_shared_flags(parser, quiet="print no report, for example with --json")
 
 
-# ---- torchext route ----
+# ---- torchext route
 
 ROUTE = """\
 Print the dispatch keys that a call of an operator visits, the kernel at each, and its effect. Runs no operator.
@@ -96,7 +96,7 @@ def _shape(text: str) -> list[int]:
     return [int(size) for size in sizes]
 
 
-# ---- torchext check-init ----
+# ---- torchext check-init
 
 DIFFERENT, UNKNOWN = 3, 4
 

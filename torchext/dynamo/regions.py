@@ -1,4 +1,4 @@
-"""Autocast regions in traced code."""
+"""Autocast regions and AmpTensors in traced code."""
 
 from __future__ import annotations
 

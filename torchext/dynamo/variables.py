@@ -1,4 +1,4 @@
-"""Common base of our variables, with which Dynamo represents the objects of a program while it traces."""
+"""Common base of our variables, and functions that break the graph."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def guard_attributes(builder: Builder, names: Iterable[str]) -> None:
         install_guard(AttrSource(builder.source, name).make_guard(GuardBuilder.EQUALS_MATCH))
 
 
-# ---- Functions that Dynamo calls instead of tracing, after a graph break that states the reason
+# ---- Functions that break the graph
 
 
 # Their effects cannot be part of a graph: they mark tensors, or query PyTorch's dispatcher.

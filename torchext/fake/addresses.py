@@ -1,4 +1,4 @@
-"""Addresses of fake tensors, which have no memory.
+"""Addresses of fake tensors, which have no memory, and descriptions of their storages.
 
 In a dry run fakes have the addresses that the simulated allocator has assigned, because programs sort addresses,
 compare them and check their alignment. C code that reads from such an address crashes the process. Outside of dry runs

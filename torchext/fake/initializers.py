@@ -1,4 +1,4 @@
-"""`torch.nn.init.trunc_normal_`, which redraws rejected elements and reads values to find them."""
+"""`torch.nn.init.trunc_normal_`, which redraws rejected elements, and other samplers that reject."""
 
 from __future__ import annotations
 

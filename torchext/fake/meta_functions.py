@@ -210,7 +210,7 @@ def _patch_device_hint() -> None:
     while_fakes_live.patch(torch._meta_registrations, "device_hint", make, reason)
 
 
-# ---- Meta kernels in Python run without importing Dynamo
+# ---- Meta kernels without Dynamo
 #
 # PyTorch wraps many of them in `torch._disable_dynamo`, so that the first call imports `torch._dynamo`, which takes as
 # long as importing `torch`. Real kernels do not. As long as Dynamo has not been imported, there is nothing to disable.

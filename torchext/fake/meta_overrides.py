@@ -99,7 +99,7 @@ def _in_format_of(tensor: Tensor, result: Tensor) -> Tensor:
     return _in_format(suggest_memory_format(tensor), result)
 
 
-# ---- Statistics that processes exchange in `torch.nn.SyncBatchNorm` (Normalization.cu) ----
+# ---- Statistics that processes exchange in `torch.nn.SyncBatchNorm` (Normalization.cu)
 
 
 def _for_each_channel(channels: int, like: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def _batch_norm_backward_reduce(call: MetaCall) -> Results:
     return tuple(_empty_like(like) if is_wanted else None for like, is_wanted in wanted)
 
 
-# ---- Fused cells of `torch.nn.LSTM` and `torch.nn.GRU` on CUDA (RNN.cu) ----
+# ---- Fused cells of `torch.nn.LSTM` and `torch.nn.GRU` on CUDA (RNN.cu)
 
 
 @_replaces("_thnn_fused_lstm_cell")
@@ -157,7 +157,7 @@ def _fused_gru_cell_backward(call: MetaCall) -> Results:
     return (*gates, _empty_like(grad), *biases)
 
 
-# ---- Other operators that have only CUDA kernels ----
+# ---- Other operators that have only CUDA kernels
 
 
 @_replaces("cudnn_grid_sampler")
@@ -200,7 +200,7 @@ def _efficient_attention_backward(call: MetaCall) -> Results:
     return (*gradients, _empty((*bias.shape[:-1], aligned), bias)[..., : bias.shape[-1]])
 
 
-# ---- Operators whose CPU kernels read values ----
+# ---- Operators whose CPU kernels read values
 
 
 @_replaces("_padded_dense_to_jagged_forward")
@@ -218,7 +218,7 @@ def _validate_compressed_sparse_indices(call: MetaCall) -> Results:
     return ()
 
 
-# ---- Storages that are larger than the result ----
+# ---- Storages that are larger than the result
 
 
 @_completes("mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy")
@@ -243,7 +243,7 @@ def _kaiser_window(call: MetaCall, result: Tensor) -> Results:
     return (_on_larger_storage(result, result.numel() + 1) if is_longer else result,)
 
 
-# ---- Results that depend on the device or on an argument ----
+# ---- Results that depend on the device or on an argument
 
 
 @_completes("log_sigmoid_forward")
@@ -298,7 +298,7 @@ def _nll_loss(call: MetaCall) -> Results:
     return call.run(target=call["target"][0]) if is_single else call.run()
 
 
-# ---- Memory formats and strides ----
+# ---- Memory formats and strides
 
 
 @_wraps("normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor poisson")
@@ -410,7 +410,7 @@ def _partitioned(dims: list[int], last: set[int]) -> list[int]:
         begin, end = begin + 1, end - 1
 
 
-# ---- Convolutions ----
+# ---- Convolutions
 #
 # PyTorch chooses a library for each convolution (`select_conv_backend()`, Convolution.cpp), mainly by the device. While
 # it does, it checks shapes, and the library decides whether results are channels last. On the meta device, no library

@@ -350,7 +350,7 @@ def _shown(value: torch.Tensor) -> str:
 while_values_are_assumed.declare(_patch_reads)
 
 
-# ---- How to answer reads of values that do not exist
+# ---- Policies for reads
 #
 # A policy is a list of parts, separated by commas: `assume,masks=half,train.py:120=worst`.
 

@@ -1,4 +1,4 @@
-"""Old names of arguments, attributes and functions: they keep working, with a warning that names the new one."""
+"""Checks of arguments, and old names that keep working with a warning."""
 
 from __future__ import annotations
 

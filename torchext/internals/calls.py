@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-# ---- Excludes frames from compilation by Dynamo, without importing it
+# ---- Frames that Dynamo does not compile
 
 
 def skip_frames(code: CodeType, *, with_callees: bool = False) -> None:
@@ -43,7 +43,7 @@ def skip_frames(code: CodeType, *, with_callees: bool = False) -> None:
     frames.set_code_exec_strategy(code, strategy)
 
 
-# ---- Runs calls of functions under a guard, including generators and coroutines, which run piecewise
+# ---- Calls under a guard
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -48,7 +48,7 @@ def with_our_keys() -> Iterator[None]:
         yield
 
 
-# ---- Makes higher-order operators skip our dispatch keys
+# ---- Higher-order operators
 #
 # `torch.cond` and similar operators choose a Python function by the highest key of their arguments
 # (`HigherOrderOperator.dispatch`). Among our keys, they have an implementation only for `Fake`.

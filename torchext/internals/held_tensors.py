@@ -1,4 +1,4 @@
-"""Finds the tensors that a module holds, and the inner tensors of a tensor."""
+"""Finds the tensors that a module holds, the inner tensors of a tensor, and its storage."""
 
 from __future__ import annotations
 

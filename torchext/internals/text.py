@@ -1,4 +1,4 @@
-"""Parses and formats sizes."""
+"""Sizes, source lines and progress bars as text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def readable(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-# ---- Reads the source line that a text names, without importing PyTorch
+# ---- Source lines
 
 
 class SourceLine(NamedTuple):

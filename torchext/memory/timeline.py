@@ -1,4 +1,4 @@
-"""Queries of the recorded allocations and frees.
+"""The recorded allocations and frees, their purposes, and the states at a moment.
 
 The core returns columns of numbers. A timeline has up to a million events, so that most passes over a column run in C.
 """
@@ -78,7 +78,7 @@ class Phase(IntEnum):
     OTHER = 3
 
 
-# ---- Queries of the recorded allocations and frees
+# ---- Queries
 
 
 HOST = {-1: "cpu", -2: PINNED}  # by the number of the place; those of CUDA devices are their indices

@@ -227,7 +227,7 @@ def _largest_first(found: Iterable[Difference]) -> tuple[Difference, ...]:
     return tuple(sorted(changed, key=lambda one: (not one.is_suspect, -abs(one.growth), one.name, one.base)))
 
 
-# ---- Source lines ----
+# ---- Source lines
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ runs of one program differ in the keys `seconds` only, unless the program itself
             points: a list of event, reserved, bytes of each category
             seconds: the time of each point
             details: the largest tensors at some events: bytes, category, name, line
-    comparison: with --compare, the differences from another report; see `comparing.py`
+    comparison: with --compare, the differences from another report; see `comparison.py`
     advice: with --advise, the runs of the first rank with remedies; null if the program fails without them:
         gpu; limit: the bytes that the program may reserve
         is_complete: whether the search ended before its limits

@@ -3,9 +3,9 @@
 // NOTE [Leases on PyTorch's functions]
 //
 // Some functions of PyTorch that Python calls are replaced while a block is open or one of our tensors is alive.
-// torchext/internals/patching.py lists them with the reasons. Each such block or tensor holds a lease, and the core counts
-// the holders. When the last holder is gone (a storage may be freed on any thread), the listener is called. The code
-// that replaces the functions sets the listener, and then restores PyTorch's own.
+// torchext/internals/patching.py lists them with the reasons. Each such block or tensor holds a lease, and the core
+// counts the holders. When the last holder is gone (a storage may be freed on any thread), the listener is called. The
+// code that replaces the functions sets the listener, and then restores PyTorch's own.
 
 #include <atomic>
 #include <cstdint>

@@ -100,7 +100,7 @@ def forget_default_type() -> None:
         torch.set_default_dtype(_dtypes.pop())
 
 
-# ---- The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(gpu=...)`
+# ---- Functions of `torch.cuda`
 
 
 @contextmanager

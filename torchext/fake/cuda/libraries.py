@@ -1,4 +1,4 @@
-"""Replacements of CUDA libraries on threads with fake devices.
+"""Replacements of CUDA libraries and of Triton's launches on threads with fake devices.
 
 Programs query versions, mark ranges for a profiler, and copy storages without an operator.
 """
@@ -231,7 +231,9 @@ def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
     lease.patch(torch.UntypedStorage, "to", _moving, "copies memory without calling an operator")
 
 
-# ---- Triton kernels that are launched with fakes: nothing runs, because the caller owns everything a kernel writes
+# ---- Launches of Triton kernels
+#
+# Nothing runs, because the caller owns everything that a kernel writes.
 #
 # A launch would compile the kernel, query the driver for the device, and pass addresses. Only the effects that a caller
 # can observe remain: arguments are bound, the grid is computed, CPU tensors are rejected, known values of the arguments

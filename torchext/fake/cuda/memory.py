@@ -96,7 +96,7 @@ def _frames(frames: list[_C.Frame]) -> list[dict[str, Any]]:
     return [{"filename": file, "line": line, "name": function} for file, line, function in frames]
 
 
-# ---- The memory functions of `torch.cuda` and `torch.accelerator` for fake devices; csrc/extensions/memory counts it
+# ---- Memory functions
 
 
 # `HistoryStacks` (csrc/extensions/memory/device_memory.h) by `context`

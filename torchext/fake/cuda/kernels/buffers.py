@@ -1,4 +1,4 @@
-"""The buffers of `gpu_reduce_kernel()` (Reduce.cuh), in which thread blocks combine their partial results."""
+"""The temporary buffers of reductions (`gpu_reduce_kernel()` in Reduce.cuh) and of CUB's algorithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling, padding and patches of images: the copies into the layout that their kernels read."""
+"""Pooling, padding and patches of images; losses; distances of rows."""
 
 from __future__ import annotations
 
