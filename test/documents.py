@@ -218,7 +218,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @functools.cache
 def notes() -> dict[str, str]:
     """Return the notes and the files that they are in. The heading of a note is followed by an empty line."""
-    heading = re.compile(r"^(?:// )?NOTE \[([^\]]+)\]\n(?://)?\n", re.M)
+    heading = re.compile(r"^(?:// |# )?NOTE \[([^\]]+)\]\n(?://|#)?\n", re.M)
     return {note: relative(path) for path in [*CPP, *PYTHON] for note in heading.findall(path.read_text())}
 
 

@@ -111,10 +111,9 @@ void sharesKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
 void registerComposites() {
   registerFallback(kCompositesKey, isFakeKeyShared() ? torch::CppFunction::makeFromBoxedFunction<&sharesKernel>()
                                                      : torch::CppFunction::makeFallthrough());
-  // Leaked: kernels may be in flight until the process ends.
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kCompositesKey, __FILE__, __LINE__);
+  torch::Library& library = permanentLibrary(kCompositesKey);
   for (const RegisterKernels register_kernels : hooks().on_composites_key) {
-    register_kernels(*library);
+    register_kernels(library);
   }
 }
 

@@ -22,6 +22,7 @@
 #include "../../core/torch_internals/autocast_mode.h"
 #include "../../libraries/support/locks.h"
 #include "../../libraries/support/stack_utils.h"
+#include "../../libraries/support/take_key.h"
 #include "../cuda/fake_cuda.h"
 #include "../marks/tensor_marks.h"
 
@@ -134,12 +135,10 @@ void addKernel(const OperatorHandle& op, CastPolicy policy, DeviceType device_ty
   if (policy == CastPolicy::kFallthrough) {
     return;
   }
-  const std::string name_space{namespaceOf(op.operator_name())};
   const DispatchKey key = autocast::get_autocast_dispatch_key_from_device_type(device_type);
-  // Leaked: the registration lives as long as the process.
-  auto* library = new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
-  library->impl(c10::toString(op.operator_name()).c_str(),
-                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CastingKernel>(policy)));
+  permanentLibrary(key, std::string{namespaceOf(op.operator_name())})
+      .impl(c10::toString(op.operator_name()).c_str(),
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CastingKernel>(policy)));
 }
 
 }  // namespace
@@ -229,6 +228,7 @@ std::optional<Probe> probeDtypes(const OperatorHandle& op,
     stack.push_back(argument.default_value() ? *argument.default_value() : makeArgument(*argument.type(), make_tensor));
   }
   Probe probe{&op.operator_name().name, {}, {}};
+  // Outside of regions, the demand holds the lease of marks for the duration of the call.
   demandMarksKey(MarksFeature::kAmp);
   const auto restore = c10::make_scope_exit([previous = std::exchange(current_probe, &probe)] {
     current_probe = previous;

@@ -335,10 +335,9 @@ std::optional<DispatchKey> composedKernelOnCuda(const OperatorHandle& op, c10::A
 void standInForCuda() {
   static const bool done = [] {
     cuda_hooks::replace();
-    // Leaked: fakes outlive the block that made them.
-    static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-    registerAllocation(*library);
-    registerOwnKernels(*library);
+    torch::Library& library = permanentLibrary(c10::DispatchKey::CUDA);
+    registerAllocation(library);
+    registerOwnKernels(library);
     chooseAttentionOnFakeCuda();
     torch::profiler::impl::registerCUDAMethods(new NoEvents);  // leaked: threads that profile hold a pointer to it
     return true;

@@ -167,8 +167,7 @@ void sizeWorkspace(const OperatorHandle& op, Arguments arguments, c10::Device de
 
 // Corrects the results of the Meta kernel, on the meta device: for zeros of forward AD (NOTE [Zeros of forward AD]),
 // and for the device that the fakes claim. Meta kernels ignore it when they choose the order of dimensions of
-// elementwise operators. torchext/fake/meta_overrides.py has the corrections that are needed less
-// often.
+// elementwise operators. torchext/fake/meta_overrides.py has the corrections that are needed less often.
 void correctForDevice(const OperatorHandle& op, Arguments arguments, c10::Device device, Stack& results) {
   const auto& returns = op.schema().returns();
   if (std::any_of(returns.begin(), returns.end(), [](const auto& result) { return result.alias_info() != nullptr; })) {

@@ -295,8 +295,6 @@ const OperatorTable<PartKind> partKindOf{
 
 // A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
 // has no rule here.
-// A fill of complex values draws like a real tensor of twice the elements. PyTorch's kernel splits it internally, so it
-// has no rule here.
 std::optional<RequestedFill> partialFillOf(const OpNode& node, const at::mt19937_data_pod& engine) {
   const Geometry& filled = node.tensors().front().geometry();
   const std::int64_t count = c10::multiply_integers(filled.sizes);

@@ -111,7 +111,6 @@ class Philoxes final : public PrivateGenerators {
 class PhiloxTape final : public Tape {
  public:
   // The draws of an unknown operator may depend on the device, so use the largest number of elements.
-  // `torch.Generator("cuda")` has no index: it draws on the device of the tensor.
   std::shared_ptr<TapePosition> positionOf(Generator generator) const override {
     const std::lock_guard lock(generator.mutex());
     return std::make_shared<PhiloxPosition>(generator, withIndex(generator.device()),

@@ -20,6 +20,7 @@
 #include "../../libraries/support/plain_tensors.h"
 #include "../../libraries/support/stack_utils.h"
 #include "../cuda/fake_cuda.h"
+#include "../support/kernel_threads.h"
 #include "trials.h"
 
 namespace torchext {
@@ -43,13 +44,15 @@ ScalarType dtypeOf(ScalarType dtype, Dtypes dtypes) {
 }
 
 // Writes ones to these elements of the storage of `tensor`, which may be expanded. Other dtypes are unused in
-// computations.
+// computations: for complex numbers of bfloat16, which PyTorch 2.15 has, `fill_` has no kernel.
 void writeOnes(const Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t storage_offset) {
   const ScalarType dtype = tensor.scalar_type();
   const bool is_integral = c10::isIntegralType(dtype, /*includeBool=*/true) && !c10::isBarebonesUnsignedType(dtype);
   const bool is_floating = c10::isFloatingType(dtype) && dtype != ScalarType::Float4_e2m1fn_x2;
-  if (is_integral || is_floating || c10::isComplexType(dtype)) {
+  const bool is_complex = c10::isComplexType(dtype) && c10::toRealValueType(dtype) != ScalarType::BFloat16;
+  if (is_integral || is_floating || is_complex) {
     const KernelsOnly guard;
+    const OneThread one_thread{true};
     Tensor elements = makeStridedTensor(tensor.storage(), dtype, sizes, strides, storage_offset, {});
     at::_ops::fill__Scalar::redispatch(KernelsOnly::kCpu, elements, 1);
   }

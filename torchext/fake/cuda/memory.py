@@ -150,6 +150,8 @@ _C.provide("observe_out_of_memory", _observe_out_of_memory)
 
 
 def _attach_observer(observer: Callable[[int, int, int, int], object]) -> None:
+    if not callable(observer):
+        raise TypeError(f"_attach_out_of_memory_observer() expected a function, got {observer!r}.")
     _observers.append(observer)
 
 
