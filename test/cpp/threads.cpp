@@ -22,6 +22,7 @@
 #include <torchext/torchext.h>
 
 #include "core/deferred_init/graph/op_graph.h"
+#include "extensions/digests/digest.h"
 #include "extensions/memory/device_memory.h"
 #include "extensions/memory/memory_counter.h"
 #include "extensions/memory/timeline.h"
