@@ -23,14 +23,11 @@ inline c10::Device withIndex(c10::Device device) {
 // on the current device. Has no effect on types of devices that this process cannot switch.
 class OnDevice {
  public:
-  explicit OnDevice(c10::Device device) {
-    if (c10::impl::hasDeviceGuardImpl(device.type())) {
-      guard_.reset_device(withIndex(device));
-    }
-  }
+  explicit OnDevice(c10::Device device)
+      : guard_{c10::impl::hasDeviceGuardImpl(device.type()) ? withIndex(device) : c10::Device{c10::kCPU}} {}
 
  private:
-  c10::OptionalDeviceGuard guard_;
+  c10::DeviceGuard guard_;
 };
 
 }  // namespace torchext
