@@ -62,6 +62,8 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export TORCHEXT_WERROR := 1
 # Packages and measurements are optimized.
 export TORCHEXT_QUICK := 1
+# Threads of parallel test processes that wait actively take the cores from each other: a half of the time.
+export OMP_WAIT_POLICY := passive
 
 .PHONY: demo test ci rest prepared core docs unit examples slowest check package wheels sanitize matrix coverage mutations lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
 # Not for the checks of single files, which a nested make runs: before GNU make 4.4 this applies to all targets.
@@ -197,7 +199,7 @@ gpu: build ## Run the tests that need a GPU, and print the table for docs/refere
 
 bench: $(STATE)/tools ## Measure all speeds, and name those that became slower than in docs/reference/speed.md
 	TORCHEXT_QUICK=0 $(COMPILE)
-	$(PYTHON) benchmarks/table.py
+	env -u OMP_WAIT_POLICY $(PYTHON) benchmarks/table.py
 
 build: $(STATE)/built $(STATE)/tools ## Compile the extension in place
 

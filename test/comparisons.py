@@ -83,7 +83,7 @@ def metadata(values: object, properties: Set[str] = PROPERTIES) -> Any:
         table = _OF_ANY_LAYOUT | (_OF_STRIDED if leaf.layout is torch.strided else {})
         return {name: get(leaf) for name, get in table.items() if name in properties}
 
-    return tree_map(of, values)
+    return of(values) if isinstance(values, Tensor) else tree_map(of, values)  # the first is faster
 
 
 class Raised(NamedTuple):

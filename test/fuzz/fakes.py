@@ -87,7 +87,7 @@ def has_resized(real: Side, fake: Side) -> bool:
 
 
 def differing(found: Tensor, wanted: Tensor) -> Iterator[tuple[str, object, object]]:
-    of_found, of_wanted = metadata([found, wanted], COMPARED)
+    of_found, of_wanted = metadata(found, COMPARED), metadata(wanted, COMPARED)
     yield from ((name, of_found[name], of_wanted[name]) for name in of_found if of_found[name] != of_wanted[name])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -49,6 +50,7 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(words[1:] if words[:1] == ["NVIDIA"] else words)
 
 
+@functools.cache
 def _find(name: str) -> _Model | None:
     """Return the model that `name` is, or that it begins. The largest memory counts if a model has several."""
     words = _words(name)
