@@ -341,8 +341,9 @@ def test_products_that_are_given_the_dtype_of_their_result_are_counted(command: 
     assert f"{6 * 2 * 8**3 / 1e3:.3g} kFLOP in a step" in ended.out, ended.out
 
 
-def test_program_that_does_not_fit_gets_the_required_memory(command: Command) -> None:
-    ended = command(TRAIN, "--gpu-memory", "2", arguments=["train.py", "8000000"])
+@pytest.mark.parametrize("memory", ["2", "2GiB", "2147483648B"])
+def test_program_that_does_not_fit_gets_the_required_memory(command: Command, memory: str) -> None:
+    ended = command(TRAIN, "--gpu-memory", memory, arguments=["train.py", "8000000"])
     assert ended.code == 3
     assert "rank 0 of 1: does not fit, 2 of 2 steps" in ended.out
     assert "CUDA out of memory. Tried to allocate" in ended.out
@@ -866,9 +867,14 @@ def test_each_rank_reports_when_it_is_done(command: Command) -> None:
         (["--json", "missing/r.json", "--", "train.py"], r"argument --json: the folder 'missing' does not exist"),
         (["--", "no_such_script.py"], r"error: the script 'no_such_script.py' does not exist$"),
         (["--", "-m", "no_such_module.train"], r"error: the module 'no_such_module.train' does not exist$"),
-        (["--gpu-memory", "inf", "--", "train.py"], "--gpu-memory: expected a positive number of GiB, got inf"),
-        (["--gpu-memory", "0", "--", "train.py"], "--gpu-memory: expected a positive number of GiB, got 0.0"),
-        (["--gpu", "H99", "--", "train.py"], r"Known models: A100-40GB.*pass its memory with --gpu-memory GIB"),
+        *(
+            (
+                ["--gpu-memory", size, "--", "train.py"],
+                f"--gpu-memory: expected a positive number of GiB, or .* '{size}'",
+            )
+            for size in ("inf", "0", "24XB", "-3")
+        ),
+        (["--gpu", "H99", "--", "train.py"], r"Known models: T4-16GB.*pass its memory with --gpu-memory GIB"),
         (["--steps", "2"], r"the program is missing: give it after --"),
     ],
 )

@@ -38,6 +38,35 @@ class TestDescriptions:
     def test_of_one_model_the_memory_decides(self) -> None:
         assert FakeGPU("A100-40GB").memory < FakeGPU("A100-80GB").memory
 
+    @pytest.mark.parametrize(
+        ("name", "gib", "capability"),  # the memory that PyTorch prints in errors of published programs
+        [
+            ("T4", 14.75, (7, 5)),
+            ("V100-16GB", 15.78, (7, 0)),
+            ("V100", 31.75, (7, 0)),
+            ("A10G", 22.19, (8, 6)),
+            ("L40S", 44.42, (8, 9)),
+            ("RTX 4090", 23.52, (8, 9)),
+            ("B200", 178.36, (10, 0)),
+            ("GB200", 184.31, (10, 0)),
+        ],
+    )
+    def test_have_the_memory_of_the_real_ones(self, name: str, gib: float, capability: tuple[int, int]) -> None:
+        gpu = FakeGPU(name)
+        assert (round(gpu.memory / GIB, 2), gpu.capability) == (gib, capability)
+        assert gpu.rates is not None
+
+    @pytest.mark.parametrize("name", ["MI300X", "AMD Instinct MI250X", "mi325x", "Radeon RX 7900 XTX", "gfx942"])
+    def test_of_amd_are_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match=r"is a GPU of AMD\. Its memory is allocated by the rules of HIP"):
+            FakeGPU(name, memory=GIB)
+
+    def test_sizes_may_have_units(self) -> None:
+        gpu = FakeGPU("mine", memory="24GiB", context="500MB")
+        assert (gpu.memory, gpu.context) == (24 * GIB, 500 * 10**6)
+        with pytest.raises(ValueError, match="`memory` expects a size such as '5GB' or '1GiB', got 'much'"):
+            FakeGPU("mine", memory="much")
+
     def test_of_other_devices_give_their_memory(self) -> None:
         gpu = FakeGPU("mine", memory=GIB, capability=(7, 5), multiprocessors=40)
         assert (gpu.memory, gpu.capability, gpu.multiprocessors) == (GIB, (7, 5), 40)
@@ -46,7 +75,7 @@ class TestDescriptions:
         with pytest.raises(ValueError, match=r"Unknown GPU 'X9'\. Known models: .* pass FakeGPU\(name, memory=<bytes>"):
             FakeGPU("X9")
 
-    @pytest.mark.parametrize("name", ["A10", "H20", "H"])  # the first two are other GPUs that exist
+    @pytest.mark.parametrize("name", ["A10", "L40", "H20", "H"])  # all but the last are other GPUs that exist
     def test_part_of_a_number_or_a_single_letter_is_not_a_model(self, name: str) -> None:
         with pytest.raises(ValueError, match="Unknown GPU"):
             FakeGPU(name)

@@ -272,9 +272,9 @@ def test_command_prints_advice_and_writes_it_as_json(tmp_path: Path) -> None:
     [
         (["--target", "1GiB"], "--target needs --advise"),
         (["--try", "a"], "--try needs --advise"),
-        (["--advise", "--advise-runs", "0"], "--advise-runs: expected a positive number, got 0"),
+        (["--advise", "--advise-runs", "0"], "--advise-runs: expected at least 1, got 0"),
         (["--advise", "--target", "much"], "--target` expects a size such as '5GB'"),
-        (["--advise", "--try", "'"], "--try: no closing quotation"),
+        (["--advise", "--try", "'"], "--try: No closing quotation"),
     ],
 )
 def test_wrong_flags_are_refused(tmp_path: Path, flags: list[str], message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import replace
 
@@ -37,7 +36,7 @@ def advise_rank(processes: RankProcesses, report: RankReport) -> Advice | None:
         print(f"[dry run] no advice for this program: {problem}", file=sys.stderr)
         return None
     capacity = gpu.memory - gpu.context
-    tries = [Arguments(tuple(shlex.split(text))) for text in options.tries]
+    tries = [Arguments(tuple(words)) for words in options.tries]
     return search(
         _Simulation(processes, report.rank).run,
         baseline,

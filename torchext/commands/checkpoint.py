@@ -97,8 +97,6 @@ def _check(options: argparse.Namespace) -> None:
             check_target(options.out)
         except ValueError as error:
             raise MisuseError(_with_flags(str(error))) from error
-    if options.workers is not None and options.workers < 1:
-        raise MisuseError(f"--workers: expected at least 1, got {options.workers}")
 
 
 def _run_checked(options: argparse.Namespace) -> int:

@@ -41,7 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--dtype", metavar="DTYPE", help="convert floating-point tensors to this dtype, such as bfloat16")
     add("--max-shard-size", default="5GB", metavar="SIZE", help="the largest size of a file (default: 5GB)")
     add("--max-memory", default="1GiB", metavar="SIZE", help="the memory for computing tensors (default: 1GiB)")
-    add("--workers", type=int, metavar="N", help="the number of threads that compute (default: all processors)")
+    add(
+        "--workers",
+        type=terminal.at_least_1,
+        metavar="N",
+        help="the number of threads that compute (default: all processors)",
+    )
     add("--resume", action="store_true", help="continue an interrupted run")
     add("--plan", action="store_true", help="print the files and the predicted memory and time, and write nothing")
     terminal.add_shared_flags(parser, quiet="show no progress bar")

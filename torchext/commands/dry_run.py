@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,19 +21,13 @@ from ..dry_run.files.guard import can_guard
 from ..dry_run.launch_lines import Launch, launcher_of, without_python
 from ..dry_run.rank_processes import RankProcesses, child_command, environment_for
 from ..internals import terminal
+from ..internals.text import bytes_of
 from ..reports.comparison import compare
 from ..reports.json import json_report
 from ..reports.loading import Report
 from ..reports.model import DEFAULT_VALUES, FORWARD, STEP, Goal, RankReport
 from ..reports.text import fits, html_report, text_report
-from .flags import (
-    GREW,
-    add_advice_flags,
-    add_comparison_flags,
-    check_advice_flags,
-    check_comparison_flags,
-    print_comparison,
-)
+from .flags import GREW, add_advice_flags, add_comparison_flags, print_comparison, require_comparable
 
 __all__ = ["configure", "exit_code_of", "main"]
 
@@ -70,7 +65,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=lambda options: _run(parser, options))
     add = parser.add_argument_group("job").add_argument
-    add("--world-size", type=int, metavar="N", help="the number of ranks of a job that torchrun starts (default: none)")
+    add(
+        "--world-size",
+        type=terminal.at_least_1,
+        metavar="N",
+        help="the number of ranks of a job that torchrun starts (default: none)",
+    )
     add(
         "--rank",
         default="0",
@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--jobs",
-        type=int,
+        type=terminal.at_least_1,
         default=1,
         metavar="N",
         help="the number of ranks that run at a time, each on half a GiB; with more than one, only the first reads "
@@ -93,30 +93,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="rates of each GPU that differ from those of its model, for the bound of the time of a step: memory, link "
         "and network in GB/s, dtypes in TFLOP/s, as in network=25,bfloat16=989",
     )
-    add("--gpu-memory", type=float, metavar="GIB", help="the memory of each GPU; required for an unlisted model")
+    add(
+        "--gpu-memory",
+        type=_gpu_memory,
+        metavar="GIB",
+        help="the memory of each GPU, in GiB or with a unit, such as 24GB; required for an unlisted model",
+    )
     add(
         "--per-node",
-        type=int,
+        type=terminal.at_least_1,
         metavar="N",
         help="the number of GPUs and ranks of a machine (default: 8); without --world-size, the number of GPUs of the "
         "program (default: 1)",
     )
     run = parser.add_argument_group("run")
     add, goal = run.add_argument, run.add_mutually_exclusive_group()
-    goal.add_argument("--steps", type=int, metavar="N", help="run N steps; each step calls each optimizer (default: 2)")
-    goal.add_argument(
-        "--forwards", type=int, metavar="N", help="run N forward passes instead, for example for inference"
-    )
+    add_number = partial(goal.add_argument, type=terminal.at_least_1, metavar="N")
+    add_number("--steps", help="run N steps; each step calls each optimizer (default: 2)")
+    add_number("--forwards", help="run N forward passes instead, for example for inference")
     goal.add_argument("--to-end", action="store_true", help="run the program until it ends")
     add(
         "--values",
+        type=_values,
         default=DEFAULT_VALUES,
         metavar="POLICY",
         help="how to answer reads of values that do not exist, a list such as assume,routing=worst of "
         "assume|zero|raise, masks=all|half|none, routing=balanced|same|worst|histogram:FILE and FILE:LINE=POLICY "
         f"(default: {DEFAULT_VALUES})",
     )
-    add("--keep-files", type=Path, metavar="DIR", help="keep the files that the program writes in a new folder")
+    add("--keep-files", type=_new_folder, metavar="DIR", help="keep the files that the program writes in a new folder")
     add("--unguarded", action="store_true", help="run even if the system cannot keep code in C from writing files")
     add("--alone", action="store_true", help="do not run other ranks to find out the values that they send")
     add("--no-lines", action="store_true", help="do not record the lines that allocate memory: faster")
@@ -163,7 +168,6 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     _check(parser, options, program)
     try:
         goal, gpu = _goal(options), _gpu(options)
-        _check_values(options.values)
         launch = _launch(options, program)
         ranks = _ranks(options.rank, launch.size)
         _check_program(launch.program)
@@ -175,8 +179,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             "PYTORCH_TUNABLEOP_ENABLED=1 makes PyTorch measure kernels, which a dry run does not run: unset it, or set "
             "PYTORCH_TUNABLEOP_TUNING=0"
         )
-    check_advice_flags(parser, options)
-    check_comparison_flags(parser, options, ranks)
+    require_comparable(parser, options, ranks)
     run = _Run(options, launch, ranks, RankProcesses(options, launch, gpu, goal, () if options.advise else None))
     run.run()
     return run.write_reports(program, gpu)
@@ -284,14 +287,6 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, program
     """Exit with an error if an argument is wrong."""
     if not program or program == ["-m"]:
         parser.error("the program is missing: give it after --, as in -- train.py --batch-size 4")
-    for flag in ("world_size", "per_node", "steps", "forwards", "jobs"):
-        value = getattr(options, flag)
-        if value is not None and value < 1:
-            parser.error(f"--{flag.replace('_', '-')}: expected at least 1, got {value}")
-    if options.gpu_memory is not None and not 0 < options.gpu_memory < 2**20:
-        parser.error(f"--gpu-memory: expected a positive number of GiB, got {options.gpu_memory}")
-    if options.keep_files is not None and options.keep_files.exists():
-        parser.error(f"--keep-files: {options.keep_files} exists")
     if not options.unguarded and not can_guard():
         parser.error(
             "this system has no Landlock (Linux 5.19 or later), so a dry run cannot keep code in C, and programs that "
@@ -305,10 +300,16 @@ def _html_file(text: str) -> Path:
     return terminal.output_file(text)
 
 
-def _check_values(text: str) -> None:
-    """Raise ValueError if `--values` is not a policy."""
+@terminal.argument
+def _new_folder(text: str) -> Path:
+    if Path(text).exists():
+        raise ValueError(f"{text} exists")
+    return Path(text)
+
+
+def _values(text: str) -> str:
     if text == DEFAULT_VALUES:
-        return
+        return text
     from ..fake.values import PARTS, ValuePolicy  # imports PyTorch
 
     try:
@@ -316,8 +317,9 @@ def _check_values(text: str) -> None:
     except ValueError as error:
         wrong = next((part for part in text.split(",") if part not in PARTS and ":" not in part), "")
         message = str(error).rstrip(".")
-        message = message[:1].lower() + message[1:]
-        raise ValueError(f"--values: {message}{terminal.suggestion(wrong, PARTS, most=1)}") from error
+        message = message[:1].lower() + message[1:] + terminal.suggestion(wrong, PARTS, most=1)
+        raise argparse.ArgumentTypeError(message) from error
+    return text
 
 
 def _ranks(text: str, size: int | None) -> list[int]:
@@ -346,6 +348,16 @@ def _ranks(text: str, size: int | None) -> list[int]:
     return ranks
 
 
+def _gpu_memory(text: str) -> int:
+    try:
+        size = bytes_of(text if text.strip()[-1:].isalpha() else f"{text}GiB", "--gpu-memory")
+    except ValueError:
+        size = 0
+    if not 0 < size < 2**50:
+        raise argparse.ArgumentTypeError(f"expected a positive number of GiB, or a size such as 24GB, got {text!r}")
+    return size
+
+
 def _goal(options: argparse.Namespace) -> Goal:
     if options.forwards is not None:
         return Goal(FORWARD, options.forwards)
@@ -355,7 +367,7 @@ def _goal(options: argparse.Namespace) -> Goal:
 def _gpu(options: argparse.Namespace) -> FakeGPU:
     count = options.per_node or 1
     if options.gpu_memory is not None:
-        described = FakeGPU(options.gpu, count=count, memory=int(options.gpu_memory * 2**30))
+        described = FakeGPU(options.gpu, count=count, memory=options.gpu_memory)
         return _with_rates(described, options.rates)
     try:
         gpu = as_fake_gpu(options.gpu)

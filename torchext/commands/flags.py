@@ -24,12 +24,11 @@ __all__ = [
     "UNKNOWN",
     "add_advice_flags",
     "add_comparison_flags",
-    "check_advice_flags",
-    "check_comparison_flags",
     "configure_check_init",
     "configure_env",
     "configure_route",
     "print_comparison",
+    "require_comparable",
 ]
 
 
@@ -170,20 +169,21 @@ SECONDS = 600.0
 def add_advice_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags to the parser of the command."""
     add = parser.add_argument_group("advice").add_argument
-    add(
+    advise = add(
         "--advise",
         action="store_true",
         help="run the first rank of --rank again with changes that may lower its peak, such as checkpointing of some "
         "blocks, and print the cheapest combination that fits",
     )
-    add(
+    target = add(
         "--target",
         type=terminal.argument(partial(bytes_of, name="--target")),
         metavar="SIZE",
         help="with --advise, the memory to fit in, such as 60GiB",
     )
-    add(
+    tries = add(
         "--try",
+        type=terminal.argument(shlex.split),
         action="append",
         default=[],
         dest="tries",
@@ -191,30 +191,17 @@ def add_advice_flags(parser: argparse.ArgumentParser) -> None:
         help='with --advise, also try the program with further arguments, such as --try="--batch-size 4"; may be '
         "repeated",
     )
-    add("--advise-numerics", action="store_true", help="with --advise, also try changes of the computed values")
-    add(
+    numerics = add(
+        "--advise-numerics", action="store_true", help="with --advise, also try changes of the computed values"
+    )
+    seconds = add(
         "--advise-seconds",
-        type=float,
+        type=terminal.positive,
         metavar="S",
         help=f"with --advise, start no further run after S seconds (default: {SECONDS:.0f})",
     )
-    add("--advise-runs", type=int, metavar="N", help="with --advise, make at most N runs")
-
-
-def check_advice_flags(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Exit with an error if a flag needs `--advise`, or a number is not positive."""
-    needing = ("target", "tries", "advise_numerics", "advise_seconds", "advise_runs")
-    for name in needing:
-        flag = f"--{'try' if name == 'tries' else name.replace('_', '-')}"
-        value = getattr(options, name)
-        if value not in (None, False, []) and not options.advise:
-            parser.error(f"{flag} needs --advise")
-        if name.startswith("advise_") and value is not None and value is not False and value <= 0:
-            parser.error(f"{flag}: expected a positive number, got {value:g}")
-    try:
-        list(map(shlex.split, options.tries))
-    except ValueError as error:
-        parser.error(f"--try: {str(error).lower()}")
+    runs = add("--advise-runs", type=terminal.at_least_1, metavar="N", help="with --advise, make at most N runs")
+    terminal.needs(advise, target, tries, numerics, seconds, runs)
 
 
 # ---- The flags of commands that compare reports, and the output of the comparison
@@ -227,36 +214,32 @@ GREW = 5
 def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags to the parser of a command."""
     add = parser.add_argument_group("comparison").add_argument
-    add(
+    base = add(
         "--compare",
         type=terminal.argument(load_report),
         metavar="BASE.json",
         help="print the differences from an earlier report, which --json wrote: peaks, categories, modules, lines, "
         "bytes of collectives, and operations",
     )
-    add(
+    limit = add(
         "--fail-above",
         type=terminal.argument(Limit.parse),
         metavar="LIMIT",
         help="with --compare, exit with 5 if a peak of a GPU grew by more than LIMIT, such as 1%% or 100MiB; for a "
         "rank without GPUs, a peak of the host",
     )
-    add(
+    markdown = add(
         "--markdown",
         type=terminal.output_file,
         metavar="FILE",
         help="with --compare, also write the differences as Markdown for a comment on a pull request; - writes them to "
         "stdout",
     )
+    terminal.needs(base, limit, markdown)
 
 
-def check_comparison_flags(parser: argparse.ArgumentParser, options: argparse.Namespace, ranks: Sequence[int]) -> None:
-    """Exit with an error if a flag needs `--compare`, two outputs go to stdout, or no rank can be compared."""
-    for flag in ("fail_above", "markdown"):
-        if options.compare is None and getattr(options, flag) is not None:
-            parser.error(f"--{flag.replace('_', '-')} needs --compare BASE.json")
-    if options.json == options.markdown == terminal.STDOUT:
-        parser.error("--json and --markdown cannot both write to stdout")
+def require_comparable(parser: argparse.ArgumentParser, options: argparse.Namespace, ranks: Sequence[int]) -> None:
+    """Exit with an error if the base of `--compare` has none of the ranks."""
     if options.compare is not None and not set(options.compare.ranks) & set(ranks):
         parser.error(
             f"--compare: the base has none of these ranks; it has {', '.join(map(str, options.compare.ranks))}"

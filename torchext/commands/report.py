@@ -8,7 +8,7 @@ import sys
 from ..internals import terminal
 from ..reports.comparison import compare
 from ..reports.loading import load_report
-from .flags import GREW, add_comparison_flags, check_comparison_flags, print_comparison
+from .flags import GREW, add_comparison_flags, print_comparison, require_comparable
 
 __all__ = ["configure"]
 
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    check_comparison_flags(parser, options, options.report.ranks)
+    require_comparable(parser, options, options.report.ranks)
     out = sys.stderr if terminal.STDOUT in (options.json, options.markdown) else sys.stdout
     if not options.quiet and options.compare is None:
         print(options.report, file=out)

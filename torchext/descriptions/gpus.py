@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from ..internals.arguments import check_is_int
+from ..internals.text import bytes_of
 from .rates import RATES, PeakRates
 
 __all__ = ["UNLIMITED", "FakeGPU", "as_fake_gpu"]
@@ -34,27 +35,37 @@ class _Model:
 # driver reserves a part (and vendors count in GB, not GiB). Shared memory and threads follow from the capability, by
 # the tables of NVIDIA's CUDA programming guide.
 MODELS = {
+    "T4-16GB": _Model("Tesla T4", 15102 * MIB, (7, 5), 40, 4 * MIB, 65536, 1024),
+    "V100-16GB": _Model("Tesla V100-SXM2-16GB", 16160 * MIB, (7, 0), 80, 6 * MIB, 98304),
+    "V100-32GB": _Model("Tesla V100-SXM2-32GB", 32510 * MIB, (7, 0), 80, 6 * MIB, 98304),
+    "A10G-24GB": _Model("NVIDIA A10G", 22723 * MIB, (8, 6), 80, 6 * MIB, 101376, 1536),
     "A100-40GB": _Model("NVIDIA A100-SXM4-40GB", 40444 * MIB, (8, 0), 108, 40 * MIB, 166912),
     "A100-80GB": _Model("NVIDIA A100-SXM4-80GB", 81154 * MIB, (8, 0), 108, 40 * MIB, 166912),
     "H100-80GB": _Model("NVIDIA H100 80GB HBM3", 81105 * MIB, (9, 0), 132, 50 * MIB, 232448),
     "H200-141GB": _Model("NVIDIA H200", 143155 * MIB, (9, 0), 132, 60 * MIB, 232448),
     "B200-180GB": _Model("NVIDIA B200", 182642 * MIB, (10, 0), 148, 126 * MIB, 232448),
+    "GB200-186GB": _Model("NVIDIA GB200", 188733 * MIB, (10, 0), 152, 126 * MIB, 232448),
     "L4-24GB": _Model("NVIDIA L4", 22574 * MIB, (8, 9), 58, 48 * MIB, 101376, 1536),
+    "L40S-48GB": _Model("NVIDIA L40S", 45487 * MIB, (8, 9), 142, 96 * MIB, 101376, 1536),
     "RTX-4090-24GB": _Model("NVIDIA GeForce RTX 4090", 24080 * MIB, (8, 9), 128, 72 * MIB, 101376, 1536),
 }
 
 
+# Their allocator rounds and splits as HIP does, and their libraries take other workspaces.
+AMD = re.compile(r"(AMD|INSTINCT|MI[0-9]{2,3}[A-Z]?|RADEON|GFX[0-9]+)\b")
+
+
 def _words(name: str) -> tuple[str, ...]:
-    """Return the runs of letters and of digits in `name`, without the vendor: `("H", "100", "80", "GB")`."""
-    words = re.findall(r"[A-Z]+|[0-9]+", name.upper())
-    return tuple(words[1:] if words[:1] == ["NVIDIA"] else words)
+    """Return the parts of `name` without the brand: `("H", "100", "80", "GB")`. A10G has `("A", "10G")`, unlike A10."""
+    words = re.findall(r"[0-9]+[A-Z](?![A-Z0-9])|[A-Z]+|[0-9]+", name.upper())
+    return tuple(words[1:] if words[:1] in (["NVIDIA"], ["TESLA"]) else words)
 
 
 @functools.cache
 def _find(name: str) -> _Model | None:
     """Return the model that `name` is, or that it begins. The largest memory counts if a model has several."""
     words = _words(name)
-    if not any(map(str.isdigit, words)):
+    if not any(word[0].isdigit() for word in words):
         return None
     found = [
         full for full, model in MODELS.items() for known in (full, model.name) if _words(known)[: len(words)] == words
@@ -63,27 +74,41 @@ def _find(name: str) -> _Model | None:
     return max(map(MODELS.__getitem__, found), key=lambda model: model.memory) if is_one_model else None
 
 
+class _Size:
+    """A field in bytes, which may be given as a text with a unit. Its default is 0."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> int:
+        return 0 if instance is None else int(vars(instance)[self._name])
+
+    def __set__(self, instance: object, size: int | str) -> None:
+        vars(instance)[self._name] = bytes_of(size, self._name) if isinstance(size, str) else size
+
+
 @dataclass(frozen=True)
 class FakeGPU:
     """Describe fake CUDA devices, for `fake_mode(gpu=...)` and the other functions with an argument `gpu`.
 
     Args:
-        name: A known model (`A100-40GB`, `A100-80GB`, `H100-80GB`, `H200-141GB`, `B200-180GB`, `L4-24GB`,
-            `RTX-4090-24GB`), its beginning (`H100`; the largest memory of a model is the default), or the name that
-            the driver reports. Case and separators do not matter. Any other name needs `memory`.
+        name: A known model (`T4-16GB`, `V100-16GB`, `V100-32GB`, `A10G-24GB`, `A100-40GB`, `A100-80GB`, `H100-80GB`,
+            `H200-141GB`, `B200-180GB`, `GB200-186GB`, `L4-24GB`, `L40S-48GB`, `RTX-4090-24GB`), its beginning (`H100`;
+            the largest memory of a model is the default), or the name that the driver reports. Case and separators do
+            not matter. Any other name needs `memory`. AMD's GPUs are not simulated.
         count: The number of devices, from 1 to 64.
-        memory: The memory of each device in bytes, as `torch.cuda.get_device_properties().total_memory` reports it.
-            Default: that of the model.
+        memory: The memory of each device in bytes or as a text such as `"24GiB"`, as
+            `torch.cuda.get_device_properties().total_memory` reports it. Default: that of the model.
         capability: The compute capability, such as `(9, 0)`. Default: that of the model; (9, 0) for unknown models.
         multiprocessors: The number of streaming multiprocessors. Default: that of the model; 132 for unknown models.
-        context: The bytes that a CUDA context and its libraries occupy in each process, which PyTorch cannot allocate.
-            They depend on the driver. Default: 0.
+        context: The memory that a CUDA context and its libraries occupy in each process, which PyTorch cannot
+            allocate, in bytes or as a text. It depends on the driver. Default: 0.
         rates: The highest rates of operations, memory and communication. Default: those of the model; None for unknown
             models.
 
     Raises:
         TypeError: `name` is not a string, `count` is not an int, or `capability` is not a pair of ints.
-        ValueError: The model is unknown and `memory` is not given, or a number is out of range.
+        ValueError: The model is unknown and `memory` is not given, it is one of AMD, or a number is out of range.
 
     Example:
         >>> FakeGPU("H100-80GB", count=8).memory
@@ -92,10 +117,10 @@ class FakeGPU:
 
     name: str
     count: int = 1
-    memory: int = 0
+    memory: _Size = _Size()
     capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
-    context: int = 0
+    context: _Size = _Size()
     max_threads_per_multiprocessor: int = field(default=0, repr=False)
     shared_memory_per_block_optin: int = field(default=0, repr=False)
     l2_cache: int = field(default=0, repr=False)
@@ -122,6 +147,11 @@ class FakeGPU:
     def _check_types(self) -> None:
         if not isinstance(self.name, str):
             raise TypeError(f"`name`: expected the name of a GPU, got {self.name!r}.")
+        if AMD.match(self.name.upper()):
+            raise ValueError(
+                f"{self.name!r} is a GPU of AMD. Its memory is allocated by the rules of HIP, which torchext does not "
+                f"simulate. Name a GPU of NVIDIA: {', '.join(MODELS)}."
+            )
         check_is_int(self.count, "count")
         if not (isinstance(self.capability, tuple) and all(type(part) is int for part in self.capability)):
             raise TypeError(f"`capability`: expected a pair of ints such as (9, 0), got {self.capability!r}.")

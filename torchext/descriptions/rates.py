@@ -93,6 +93,13 @@ def _rates(tera: tuple[float, ...], memory: float, link: float, boost: float = 1
 # GPUs run at more than the clock of their data sheets if power allows it, for example with matrices of zeros. `boost`
 # is the highest clock (`nvidia-smi -q -d CLOCK`) over the clock for which the data sheet gives its rates.
 #
+# "NVIDIA Turing GPU Architecture", appendix A, and the data sheet of T4. Its Tensor Cores have neither TF32 nor bfloat16.
+# PCIe 3.0 x16.
+_T4 = _rates((0.25, 8.1, 8.1, 65, 8.1, 0), 320, 16)
+# "NVIDIA V100 Tensor Core GPU" data sheet. NVLink: 300 GB/s in both directions.
+_V100 = _rates((7.8, 15.7, 15.7, 125, 15.7, 0), 900, 150)
+# "NVIDIA A10G" data sheet (Amazon EC2 G5). PCIe 4.0 x16.
+_A10G = _rates((1.1, 35, 35, 70, 70, 0), 600, 32)
 # "NVIDIA A100 Tensor Core GPU" data sheet, www.nvidia.com/en-us/data-center/a100. NVLink: 600 GB/s in both directions.
 _A100 = _rates((19.5, 19.5, 156, 312, 312, 0), 2039, 300)
 # "NVIDIA H100 Tensor Core GPU Architecture", tables 1 and 2 (1830 MHz for Tensor Cores), and the data sheet,
@@ -104,17 +111,27 @@ _H200 = replace(_H100, memory=4800 * GIGA)
 # 1.8 TB/s in both directions. cuBLAS can emulate float32 by nine products of bfloat16 (BF16x9), which is faster. It can
 # also emulate float64, by products of integers.
 _B200 = _rates((0, 2250 / 9, 1125, 2250, 2250, 4500), 8000, 900, 1965 / 1850)
+# "NVIDIA GB200 NVL72" data sheet, for one of 72 GPUs.
+_GB200 = _rates((40, 2500 / 9, 1250, 2500, 2500, 5000), 8000, 900)
 # "NVIDIA L4 Tensor Core GPU" data sheet, www.nvidia.com/en-us/data-center/l4. PCIe 4.0 x16.
 _L4 = _rates((0.49, 30.3, 60.5, 121, 121, 242.5), 300, 32)
+# "NVIDIA L40S" data sheet, www.nvidia.com/en-us/data-center/l40s. PCIe 4.0 x16.
+_L40S = _rates((1.4, 91.6, 183, 362, 362, 733), 864, 32)
 # "NVIDIA Ada GPU Architecture", appendix A: float16 and float8 with accumulation in float16. PCIe 4.0 x16.
 _RTX_4090 = _rates((1.3, 82.6, 82.6, 330.3, 165.2, 660.6), 1008, 32, 3105 / 2520)
 
 RATES = {
+    "Tesla T4": _T4,
+    "Tesla V100-SXM2-16GB": _V100,
+    "Tesla V100-SXM2-32GB": _V100,
+    "NVIDIA A10G": _A10G,
     "NVIDIA A100-SXM4-40GB": replace(_A100, memory=1555 * GIGA),
     "NVIDIA A100-SXM4-80GB": _A100,
     "NVIDIA H100 80GB HBM3": _H100,
     "NVIDIA H200": _H200,
     "NVIDIA B200": _B200,
+    "NVIDIA GB200": _GB200,
     "NVIDIA L4": _L4,
+    "NVIDIA L40S": _L40S,
     "NVIDIA GeForce RTX 4090": _RTX_4090,
 }

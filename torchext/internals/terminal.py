@@ -24,10 +24,13 @@ __all__ = [
     "CommandLineParser",
     "add_shared_flags",
     "argument",
+    "at_least_1",
     "colored",
     "log_to_stderr",
+    "needs",
     "output_file",
     "parse_ranks",
+    "positive",
     "run_command",
     "suggestion",
     "versions",
@@ -44,18 +47,29 @@ STDERR = 2  # the file descriptor
 SCHEMA = 1
 """The version of the JSON that commands write. It increases when a key is removed or changes its meaning."""
 
+NEEDS = "needs"  # an attribute of flags
 UNRECOGNIZED = "unrecognized arguments: "  # argparse's words
 CODES = {"green": "32", "red": "31", "bold": "1"}
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """A parser whose errors name the nearest flag or command."""
+    """A parser whose errors name the nearest flag or command, and which checks what flags need (`needs()`)."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the known arguments. A parser of a command reports unknown ones itself, with its own flags."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown and not self._subparsers:
             self.error(f"{UNRECOGNIZED}{' '.join(unknown)}")
+        given = [action for action in self._actions if getattr(options, action.dest, action.default) != action.default]
+        for action in given:
+            needed = getattr(action, NEEDS, None)
+            if needed is not None and needed not in given:
+                self.error(
+                    f"{action.option_strings[0]} needs {needed.option_strings[0]} {needed.metavar or ''}".rstrip()
+                )
+        to_stdout = [a.option_strings[0] for a in given if a.type is output_file and getattr(options, a.dest) == STDOUT]
+        if len(to_stdout) > 1:
+            self.error(f"{' and '.join(sorted(to_stdout))} cannot both write to stdout")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -69,6 +83,12 @@ class CommandLineParser(argparse.ArgumentParser):
             choices = ", ".join(map(str, action.choices))
             near = suggestion(str(value), map(str, action.choices))
             raise argparse.ArgumentError(action, f"expected one of {choices}; got {value!r}{near}")
+
+
+def needs(needed: argparse.Action, *flags: argparse.Action) -> None:
+    """Let the parser refuse `flags` if `needed` is not given."""
+    for flag in flags:
+        setattr(flag, NEEDS, needed)
 
 
 def add_shared_flags(parser: argparse.ArgumentParser, *, quiet: str = "print no progress") -> None:
@@ -121,6 +141,26 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
+
+
+@argument
+def at_least_1(text: str) -> int:
+    """Return a number of things, for `type=`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"expected at least 1, got {text}")
+    return int(text)
+
+
+@argument
+def positive(text: str) -> float:
+    """Return a positive number, for `type=`."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"expected a positive number, got {text}")
+    return number
 
 
 def output_file(text: str) -> Path:
