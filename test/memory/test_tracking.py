@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
-from torchext import _C, TorchextDeprecationWarning
+from torchext import _C, TorchextDeprecationWarning, TorchextWarning
 from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
 from torchext.internals.torch_release import TORCH_RELEASE
@@ -594,14 +594,24 @@ class TestFits:
         "program", [lambda: torch.ones(MIB), lambda: torch.ones(MIB, pin_memory=True), lambda: None]
     )
     def test_memory_of_the_host_does_not_count(self, program: Callable[[], object]) -> None:
-        fit = fits(program, FakeGPU("tiny", memory=2 * MIB))
+        with pytest.warns(
+            TorchextWarning, match=r"fits\(\): the program has allocated no memory on tiny, .* on \"cuda\""
+        ):
+            fit = fits(program, FakeGPU("tiny", memory=2 * MIB))
         assert fit
         assert (fit.peak_reserved, fit.peak_allocated, fit.headroom) == (0, 0, 2 * MIB)
-        assert max_batch(lambda batch: program, limit=4) == 4
+        with pytest.warns(
+            TorchextWarning, match=r"max_batch\(\): the program has allocated no memory on NVIDIA H100"
+        ) as seen:
+            assert max_batch(lambda batch: program, limit=4) == 4
+        assert [warning.filename for warning in seen] == [__file__]
 
     def test_the_highest_peak_of_several_gpus_counts(self) -> None:
         fit = fits(lambda: [torch.ones(MIB, device="cuda:0"), torch.ones(32 * MIB, device="cuda:1")], 2)
         assert (fit.peak_reserved, fit.peak_allocated) == (128 * MIB, 128 * MIB)
+
+    def test_memory_of_a_program_without_allocations_can_be_printed(self) -> None:
+        assert str(fits(lambda: torch.empty(10**12, device="cuda")).memory) == "TrackedMemory(no allocations)"
 
     def test_headroom_does_not_count_the_request_that_failed(self) -> None:
         fit = fits(lambda: torch.empty(10**12, device="cuda"))
@@ -609,9 +619,9 @@ class TestFits:
         assert fit.headroom == fit.capacity
 
     def test_results_are_compared_by_identity_and_not_copied(self) -> None:
-        fit = fits(lambda: None)
+        fit, other = (fits(lambda: torch.ones(2, device="cuda")) for _ in range(2))
         assert {fit: 1}[fit] == 1
-        assert fit != fits(lambda: None)
+        assert fit != other
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match=r"A Fit cannot be copied or pickled, .* Use to_dict\(\)"):
                 copied(fit)

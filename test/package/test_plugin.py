@@ -6,13 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import torchext_pytest
+from torchext.fake import FakeGPU
+from torchext.memory import Fit
 from torchext.testing.modes.replacing import replace_everywhere
 
 ROOT = Path(__file__).parents[2]
@@ -499,3 +505,35 @@ class TestEntryPoint:
         ended = self.run(tmp_path, "--torchext=installed", "test_it.py", "-n1")  # workers load entry points as well
         assert ended.returncode == 1, ended.stdout + ended.stderr
         assert "the suite without torchext" in ended.stdout
+
+
+# ---- The fixture assert_fits, which pytest finds if torchext is installed
+
+
+assert_fits = torchext_pytest.assert_fits
+
+
+class TestAssertFits:
+    def test_returns_the_memory_of_a_program_that_fits(self, assert_fits: Callable[..., Fit]) -> None:
+        fit = assert_fits(lambda: nn.Linear(2**13, 2**13, device="cuda"), "L4", headroom="20GiB")
+        assert fit.peak_allocated == 4 * 2**13 * (2**13 + 1)
+
+    def test_fails_with_the_tables_of_memory(self, assert_fits: Callable[..., Fit]) -> None:
+        with pytest.raises(
+            AssertionError, match=r"does not fit(.|\n)*Tried to allocate 4\.00 GiB(.|\n)*Largest tensors"
+        ):
+            assert_fits(
+                lambda: [torch.empty(size, device="cuda") for size in (2**20, 2**30)], FakeGPU("mine", memory="1GiB")
+            )
+
+    def test_fails_without_the_headroom(self, assert_fits: Callable[..., Fit]) -> None:
+        with pytest.raises(AssertionError, match=r"A headroom of 22\.0 GiB was expected, got 21\.5 GiB"):
+            assert_fits(lambda: torch.empty(2**27, device="cuda"), "L4", headroom="22GiB")
+
+    def test_fails_if_the_gpu_stays_empty(self, assert_fits: Callable[..., Fit]) -> None:
+        with pytest.raises(AssertionError, match='allocated no memory on NVIDIA L4. Construct the model on "cuda"'):
+            assert_fits(lambda: nn.Linear(4, 4), "L4")
+
+    def test_raises_the_errors_of_the_program(self, assert_fits: Callable[..., Fit]) -> None:
+        with pytest.raises(ZeroDivisionError):
+            assert_fits(lambda: 1 // 0)

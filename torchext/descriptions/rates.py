@@ -93,7 +93,7 @@ def _rates(tera: tuple[float, ...], memory: float, link: float, boost: float = 1
 # GPUs run at more than the clock of their data sheets if power allows it, for example with matrices of zeros. `boost`
 # is the highest clock (`nvidia-smi -q -d CLOCK`) over the clock for which the data sheet gives its rates.
 #
-# "NVIDIA Turing GPU Architecture", appendix A, and the data sheet of T4. Its Tensor Cores have neither TF32 nor bfloat16.
+# "NVIDIA Turing GPU Architecture", appendix A, and the data sheet of T4. Its Tensor Cores have no TF32 and no bfloat16.
 # PCIe 3.0 x16.
 _T4 = _rates((0.25, 8.1, 8.1, 65, 8.1, 0), 320, 16)
 # "NVIDIA V100 Tensor Core GPU" data sheet. NVLink: 300 GB/s in both directions.

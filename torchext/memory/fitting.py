@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing_extensions import Self
 
 from ..descriptions.assumed_value import AssumedValue
 from ..descriptions.gpus import as_fake_gpu
+from ..errors import TorchextWarning
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
 from ..fake.values import assuming_values
 from ..internals.arguments import RenamedAttribute, renamed_keywords
@@ -130,6 +132,9 @@ def fits(
             `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
             docs/how_to/dry_runs.md, "Choose values that do not exist".
 
+    Warns:
+        TorchextWarning: The program fits, but has allocated no memory on the GPU.
+
     Raises:
         RuntimeError: This machine has CUDA devices. Hide them (`CUDA_VISIBLE_DEVICES=`).
         TypeError: `program` is not callable, or another argument has the wrong type.
@@ -141,7 +146,19 @@ def fits(
         Fit(fits: 32.00 GiB reserved and 32.00 GiB allocated at the peak, of 79.20 GiB on NVIDIA H100 80GB HBM3)
     """
     check_types("fits", "a function that runs the program", program, values)
-    return measure(program, one_gpu(gpu), trace=trace, values=values)
+    fit = measure(program, one_gpu(gpu), trace=trace, values=values)
+    if fit and not fit.peak_reserved:
+        _warn_of_empty_gpu("fits", fit.gpu)
+    return fit
+
+
+def _warn_of_empty_gpu(function: str, gpu: str) -> None:
+    warnings.warn(
+        f"{function}(): the program has allocated no memory on {gpu}, so that it fits is no news. Construct the model "
+        'and its inputs on "cuda" in the program.',
+        TorchextWarning,
+        stacklevel=4,  # of the caller of the decorated function
+    )
 
 
 def measure(
@@ -222,6 +239,9 @@ def max_batch(
         limit: The largest size to try.
         values: As for `fits()`.
 
+    Warns:
+        TorchextWarning: Steps fit, but allocate no memory on the GPU.
+
     Returns:
         The size, or 0 if `multiple_of` does not fit, with the values that were assumed: `MaxBatch.assumed`.
 
@@ -236,11 +256,12 @@ def max_batch(
     """
     if min(steps, multiple_of) < 1:
         raise ValueError(f"`steps` ({steps}) and `multiple_of` ({multiple_of}) were expected to be 1 or more.")
-
     if limit < multiple_of:
         raise ValueError(f"`limit` ({limit}) was expected to be at least `multiple_of` ({multiple_of}).")
     check_types("max_batch", "a function of a batch size that returns a step", make_step, values)
+    described = one_gpu(gpu)
     assumed: dict[int, list[AssumedValue]] = {}
+    peaks: dict[int, int] = {}
 
     def fits_with(batch: int) -> bool:
         def program() -> None:
@@ -253,8 +274,8 @@ def max_batch(
             for _ in range(steps):
                 step()
 
-        fit = fits(program, gpu, values=values)
-        assumed[batch] = fit.assumed
+        fit = measure(program, described, values=values)
+        assumed[batch], peaks[batch] = fit.assumed, fit.peak_reserved
         return fit.fits
 
     good, bad = 0, 1
@@ -265,4 +286,6 @@ def max_batch(
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits_with(middle * multiple_of) else (good, middle)
     size = good * multiple_of
+    if size and not peaks[size]:
+        _warn_of_empty_gpu("max_batch", described.name)
     return MaxBatch(size, assumed.get(size or multiple_of, []))

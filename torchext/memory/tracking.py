@@ -194,7 +194,7 @@ class TrackedMemory:
         snapshots.save(Path(path), self._actions(), segments)
 
     def __str__(self) -> str:
-        return self.report()
+        return self.report() if self.places else repr(self)
 
     def __repr__(self) -> str:
         peaks = (
