@@ -8,6 +8,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/env.h>
 #include <torch/version.h>
@@ -138,6 +139,8 @@ bool passesSelfTest(std::string_view piece) {
 }
 
 bool passesSelfTest(const TestedPiece& piece) {
+  // `TensorImpl::shallow_copy_and_detach()` calls the innermost mode of Python.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes{c10::DispatchKey::Python};
   try {
     return isVerified(piece) && piece.passes(isBroken(piece.name));
   } catch (const std::exception&) {
