@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from common import has_same_bits
+from fuzz.memory import OUTERS, Outer
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchext import _C
@@ -842,3 +845,49 @@ def test_random_programs_have_the_values_of_the_real_run(seed: int) -> None:
     wanted = run()
     with fake_mode():
         assert run() == wanted
+
+
+# ---- Calls that raise after they have written a part
+
+
+WRITTEN_DTYPES = (torch.uint8, torch.int64, torch.bool, torch.float16, torch.float64, torch.complex64)
+
+
+def write_and_return(call: Outer, read_dtype: torch.dtype, out_dtype: torch.dtype) -> tuple[bool, Tensor]:
+    """Return whether the call raises, and the values of its output afterwards, as far as they are known."""
+    a, b = (torch.arange(6).reshape(2, 3).add(i).to(read_dtype) for i in (1, 2))
+    out = torch.full((6,), 5, dtype=out_dtype)
+    try:
+        call(a, b, 2, out=out)
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return True, out
+    return False, out
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("out_dtype", WRITTEN_DTYPES, ids=str)
+@pytest.mark.parametrize("read_dtype", [torch.float32, torch.int32, torch.bool], ids=str)
+def test_values_after_a_refused_write_are_those_of_the_real_call_or_unknown(
+    read_dtype: torch.dtype, out_dtype: torch.dtype
+) -> None:
+    for i, call in enumerate(OUTERS):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about outputs that are resized
+            is_refused, real = write_and_return(call, read_dtype, out_dtype)
+            with fake_mode():
+                for _ in range(2):  # the second call finds the refusal in the cache
+                    is_fake_refused, fake = write_and_return(call, read_dtype, out_dtype)
+                    if is_refused and is_fake_refused and fake.shape == real.shape:
+                        known = _C.known_value(fake)
+                        assert known is None or has_same_bits(known, real), f"OUTERS[{i}]: {known} for {real}"
+
+
+def test_values_are_unknown_after_a_kernel_has_failed_halfway() -> None:
+    """The kernel of `mean.out` writes the sum, and then cannot divide it."""
+    with fake_mode():
+        number = torch.zeros(())
+        byte = torch.empty(0, dtype=torch.uint8).set_(number.untyped_storage())[:1]
+        with pytest.raises(RuntimeError, match="can't be cast to the desired output type Byte"):
+            torch.mean(torch.ones(7), -1, keepdim=True, out=byte)
+        with pytest.raises(DataDependentError):
+            number.item()

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../libraries/support/held_warnings.h"
@@ -220,7 +221,7 @@ class FakeCall {
         }
       });
     }
-    Results results = recipe->make(tensors_);
+    Results results = make(*recipe);
     countMemory(recipe->scratch(), results);
     finish(std::move(results), recipe->makesValues());
     return true;
@@ -299,12 +300,27 @@ class FakeCall {
     if (recipe->refuses()) {
       remember();
     }
-    Results results = recipe->make(tensors_);
+    Results results = make(*recipe);
     const bool has_new = takeUncounted();  // before scratchOf(), which may run Python: nested calls take the flag
     recipe->complete(makesValues(results), scratchOf(results));
     countCall(op_, arguments(), recipe->scratch(), results, has_new);
     remember();
     finish(std::move(results), recipe->makesValues());
+  }
+
+  Results make(const ResultRecipe& recipe) const {
+    if (recipe.refuses() && facts_.has_value) {
+      forgetWritten();  // the real kernel may have written a part, as that of `mean.out` has
+    }
+    return recipe.make(tensors_);
+  }
+
+  void forgetWritten() const {
+    for (const auto i : c10::irange(num_arguments_)) {
+      if (isWritten(op_.schema().arguments()[i])) {
+        hooks().values.forget(arguments()[i]);
+      }
+    }
   }
 
   std::shared_ptr<const KernelScratch> scratchOf(c10::ArrayRef<IValue> results) const {
