@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import start_processes
 from torchext import _C
 from torchext.commands.dry_run import main
 from torchext.dry_run import World, world
-from torchext.dry_run.checked_agreement import _with_own_length, _with_own_list
+from torchext.dry_run.checked_agreement import _assert_own_length, _get_own_list
 from torchext.dry_run.messages import Messages
 from torchext.dry_run.protocol import OTHER, Awaited, Message, Missing
 
@@ -349,8 +349,8 @@ def test_ranks_that_check_values_of_rank_0_do_not_wait(numbers: list[int]) -> No
     job = world(2, 1)
     job.messages = arrived = Arrived()
     with job:
-        _with_own_length(len)(numbers)
-        assert _with_own_list(list)(numbers) == numbers
+        _assert_own_length(len, numbers)
+        assert _get_own_list(list, numbers) == numbers
     assert arrived.told == []
 
 

@@ -2,90 +2,108 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import runpy
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import forked
 import pytest
 
-from torchext.internals.imports import once_imported, patching, when_imported
+from torchext.internals import imports
+from torchext.internals.imports import is_imported, when_imported
 
-NAME = "torchext_imported_in_a_test"
+NAME = "torchext_module_that_is_imported"
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Create a file that can be imported as NAME."""
+    """Create a file that can be imported as NAME, while no other module has actions."""
     path = tmp_path / f"{NAME}.py"
     path.write_text("loader = __loader__\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(imports, "_actions", {})
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not imports._finder])
     yield path
     sys.modules.pop(NAME, None)
 
 
-def test_is_acted_on_when_the_module_has_run(module: Path) -> None:
-    seen = []
+def test_actions_run_once_in_order_after_the_code_of_the_module(module: Path) -> None:
+    seen: list[object] = []
     finders = list(sys.meta_path)
-    with once_imported(NAME, lambda: seen.append(hasattr(sys.modules[NAME], "loader"))):
-        found = importlib.import_module(NAME)
-        importlib.import_module(NAME)
-    assert seen == [True]
+    when_imported(NAME, lambda: seen.append(hasattr(sys.modules[NAME], "loader")))
+    when_imported(NAME, lambda: seen.append("second"))
+    assert seen == []
+    found = importlib.import_module(NAME)
+    assert seen == [True, "second"]
     assert sys.meta_path == finders
     assert "torchext" not in type(found.loader).__module__
     assert found.__spec__ is not None
     assert found.__spec__.loader is found.loader
+    importlib.reload(found)
+    assert seen == [True, "second"]
 
 
-def test_is_not_acted_on_before_the_block_and_after_it(module: Path) -> None:
-    seen: list[int] = []
-    with once_imported(NAME, lambda: seen.append(1)):
-        pass
+def test_action_runs_immediately_if_the_module_has_been_imported(module: Path) -> None:
     importlib.import_module(NAME)
-    with once_imported(NAME, lambda: seen.append(2)):
-        importlib.import_module(NAME)
-    assert seen == []
-
-
-def test_is_acted_on_whenever_the_module_is_imported(module: Path) -> None:
     seen: list[int] = []
     finders = list(sys.meta_path)
     when_imported(NAME, lambda: seen.append(1))
+    assert seen == [1]
+    assert sys.meta_path == finders
+
+
+def test_actions_wait_for_an_import_that_succeeds(module: Path) -> None:
+    module.write_text("raise KeyError('of the module')\n")
+    seen: list[int] = []
+    when_imported(NAME, lambda: seen.append(1))
+    with pytest.raises(KeyError, match="of the module"):
+        importlib.import_module(NAME)
+    with pytest.raises(ModuleNotFoundError, match="not_there"):
+        importlib.import_module("torchext_not_there")
+    assert seen == []
+    module.write_text("")
+    importlib.import_module(NAME)
+    assert seen == [1]
+
+
+def test_actions_wait_for_an_import_on_another_thread(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        has_begun.set()
+        may_end.wait(60)
+
+    monkeypatch.setattr(sys, "pause_of_torchext", pause, raising=False)
+    module.write_text("import sys\nsys.pause_of_torchext()\nloader = __loader__\n")
+    assert not is_imported(NAME)
+    thread = threading.Thread(target=importlib.import_module, args=(NAME,))
+    thread.start()
+    assert has_begun.wait(60)
+    assert not is_imported(NAME)
+    acted = threading.Event()
+    when_imported(NAME, lambda: acted.set() if hasattr(sys.modules[NAME], "loader") else None)
+    assert not acted.is_set()
+    may_end.set()
+    thread.join()
+    assert acted.wait(60)
+    assert is_imported(NAME)
+    assert is_imported("__main__")  # may have no spec
+
+
+def test_modules_with_actions_can_be_run_and_inspected_before_their_import(module: Path) -> None:
+    seen: list[int] = []
+    when_imported(NAME, lambda: seen.append(1))
+    spec = importlib.util.find_spec(NAME)
+    assert spec is not None
+    assert spec.loader is not None
+    assert not spec.loader.is_package(NAME)  # type: ignore[attr-defined]
+    assert "loader" in runpy.run_module(NAME)
     assert seen == []
     importlib.import_module(NAME)
     assert seen == [1]
-    assert sys.meta_path == finders
-    when_imported(NAME, lambda: seen.append(2))
-    assert seen == [1, 2]
-
-
-def test_module_is_patched_once_by_each_feature(module: Path) -> None:
-    seen: list[str] = []
-
-    def first(module: ModuleType) -> None:
-        seen.append("first")
-
-    def second(module: ModuleType) -> None:
-        seen.append("second")
-
-    with patching(NAME, ("loader",), first), patching(NAME, ("loader",), second):
-        importlib.import_module(NAME)
-    for patch in (first, second):
-        with patching(NAME, ("loader",), patch):
-            pass
-    assert sorted(seen) == ["first", "second"]
-
-
-def test_errors_of_the_module_are_its_own(module: Path) -> None:
-    module.write_text("raise KeyError('of the module')\n")
-    seen: list[int] = []
-    with once_imported(NAME, lambda: seen.append(1)), pytest.raises(KeyError, match="of the module"):
-        importlib.import_module(NAME)
-    with once_imported(NAME, lambda: seen.append(1)), pytest.raises(ModuleNotFoundError, match="not_there"):
-        importlib.import_module("torchext_not_there")
-    assert seen == []
 
 
 @pytest.mark.ci

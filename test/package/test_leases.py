@@ -6,11 +6,13 @@ import copy
 import ctypes
 import functools
 import gc
+import importlib
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -284,6 +286,140 @@ def test_patch_of_a_missing_function_is_an_error(lease: Lease) -> None:
     with pytest.raises(PatchError, match=r"torchext replaces .*\.Owner\.missing, which PyTorch .* does not have"):
         lease.patch(Owner, "missing", saying("first"), "a test")
     assert lease.patches == []
+
+
+# ---- Declarations by decorators
+
+
+def replaced(original: Callable[..., str], *args: object) -> str:
+    return f"replaced {original(*args)}"
+
+
+class OtherOwner:
+    def method(self) -> str:
+        return "other"
+
+    @staticmethod
+    def static(text: str) -> str:
+        return text
+
+
+def test_one_function_may_replace_several_attributes(lease: Lease) -> None:
+    declared = lease.replaces(OtherOwner, "method", "static", reason="a test")(replaced)
+    assert lease.replaces(Owner, "method", reason="a test")(declared) is replaced
+    for _ in range(2):
+        with lease.hold():
+            found = Owner().method(), OtherOwner().method(), OtherOwner.static("text")
+            assert found == ("replaced original", "replaced other", "replaced text")
+        assert (Owner().method(), OtherOwner().method(), OtherOwner.static("text")) == ("original", "other", "text")
+
+
+def test_decorators_may_be_stacked(lease: Lease) -> None:
+    @lease.replaces(OtherOwner, "method", reason="the second")
+    @lease.replaces(Owner, "method", reason="the first", releases="since 2.13")
+    def method(original: Callable[..., str], self: object) -> str:
+        return f"{type(self).__name__} {original(self)}"
+
+    with lease.hold():
+        assert (Owner().method(), OtherOwner().method()) == ("Owner original", "OtherOwner other")
+    assert [(patch.reason, patch.releases) for patch in lease.declared()] == [
+        ("the first", "since 2.13"),
+        ("the second", "all"),
+    ]
+
+
+def test_replacements_of_one_attribute_receive_the_previous_one(lease: Lease) -> None:
+    for word in ("first", "second"):
+        lease.replaces(Owner, "method", reason="a test")(
+            functools.partial(lambda original, self, word: f"{word} {original(self)}", word=word)
+        )
+    with lease.hold():
+        assert Owner().method() == "second first original"
+
+
+def test_attributes_are_replaced_only_if_the_owner_has_what_they_need(lease: Lease) -> None:
+    lease.replaces(Owner, "missing", needs="missing", reason="a test")(replaced)
+    lease.replaces(Owner, "method", needs="missing", reason="a test")(replaced)
+    lease.replaces(OtherOwner, "method", needs="static", reason="a test")(replaced)
+    with lease.hold():
+        assert (Owner().method(), OtherOwner().method()) == ("original", "replaced other")
+    lease.replaces(Owner, "missing", reason="a test")(replaced)
+    with pytest.raises(PatchError, match="does not have"):
+        lease.acquire()
+
+
+LATE = "torchext_late_module_of_a_test"
+
+
+@pytest.fixture
+def late_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Create a file that can be imported as LATE, with a function and a nested class."""
+    path = tmp_path / f"{LATE}.py"
+    path.write_text("""
+def function():
+    return "original"
+
+class Outer:
+    class Inner:
+        def method(self):
+            return "nested"
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop(LATE, None)
+
+
+def call_late_functions() -> tuple[str, str]:
+    module: Any = importlib.import_module(LATE)
+    return module.function(), module.Outer.Inner().method()
+
+
+@pytest.mark.parametrize("when", ["before the first block", "in a block", "between blocks"])
+def test_modules_and_classes_may_be_imported_later(lease: Lease, late_module: Path, when: str) -> None:
+    lease.replaces(LATE, "function", reason="a test")(replaced)
+    lease.replaces(f"{LATE}:Outer.Inner", "method", reason="a test")(replaced)
+    if when == "before the first block":
+        assert call_late_functions() == ("original", "nested")
+    with lease.hold():
+        assert (LATE in sys.modules) == (when == "before the first block")
+        if when != "between blocks":
+            assert call_late_functions() == ("replaced original", "replaced nested")
+    assert call_late_functions() == ("original", "nested")
+    for _ in range(2):
+        with lease.hold():
+            assert call_late_functions() == ("replaced original", "replaced nested")
+        assert call_late_functions() == ("original", "nested")
+
+
+def test_declarations_wait_for_an_import_on_another_thread(
+    lease: Lease, late_module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        has_begun.set()
+        may_end.wait(60)
+
+    monkeypatch.setattr(sys, "pause_of_torchext", pause, raising=False)
+    late_module.write_text("import sys\nsys.pause_of_torchext()\n" + late_module.read_text())
+    lease.replaces(LATE, "function", reason="a test")(replaced)
+    lease.replaces(f"{LATE}:Outer.Inner", "method", reason="a test")(replaced)
+    lease.replaces(Owner, "method", reason="a test")(replaced)
+    thread = threading.Thread(target=importlib.import_module, args=(LATE,))
+    thread.start()
+    assert has_begun.wait(60)
+    with lease.hold():  # neither waits for the import nor looks for the missing function
+        assert Owner().method() == "replaced original"
+        may_end.set()
+        thread.join()
+        for waiting in threading.enumerate():
+            if waiting.name == f"torchext: wait for {LATE}":
+                waiting.join()
+        assert call_late_functions() == ("replaced original", "replaced nested")
+    for _ in range(2):
+        with lease.hold():
+            assert call_late_functions() == ("replaced original", "replaced nested")
+        assert call_late_functions() == ("original", "nested")
 
 
 def test_a_token_holds_a_lease_as_long_as_it_lives(lease: Lease) -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from .. import _C
 from ..fake.checks import is_fake_tensor, is_wrapper_of_fakes
 from ..internals.leases import Lease
+from ..internals.patching import Function
 from .blocks import Block, blocks_of, is_checkpointed_by_transformers
 from .remedies import Accumulate, ChunkedLoss, Findings, NoGradients, Remedy, cross_entropy_in_chunks, sharded_modules
 
@@ -247,90 +248,66 @@ def applying(remedies: Iterable[Remedy]) -> Iterator[Application]:
         yield application
 
 
-def _dividing_losses(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    signature = inspect.signature(original)
-
-    def cross_entropy(*args: Any, **kwargs: Any) -> Tensor:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        application = _application_for((bound.arguments["input"],))
-        return application.cross_entropy(original, bound.arguments) if application else original(*args, **kwargs)
-
-    return cross_entropy
+# ---- Replacements
 
 
-def _adapting(original: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(original)
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        application = _application_for(_parameters_of(bound.arguments))
-        if application is not None:
-            application.construct_optimizer(bound.arguments)
-        original(*bound.args, **bound.kwargs)
-
-    return __init__
+@_while_applied.replaces(torch, "compile", reason="traces hooks of modules, which apply remedies")
+def _compile(original: Function, /, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not _C.are_factories_fake():
+        return original(model, *args, **kwargs)
+    return model if model is not None else lambda function: function
 
 
-def _skipping_steps(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        application = _application_for(_parameters_in(self))
-        if application is None or application.micro_batches == 1:
-            return
-        step = type(self).step
-
-        def step_after_last(self: Optimizer, closure: Any = None) -> Any:
-            if application.updates_parameters():
-                return step(self, closure) if closure else step(self)
-            return closure() if closure else None
-
-        self.step = MethodType(step_after_last, self)  # type: ignore[method-assign]
-
-    return __init__
+@_while_applied.replaces(nn.functional, "cross_entropy", reason="computes the loss of all tokens at once")
+def _cross_entropy(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    bound.apply_defaults()
+    application = _application_for((bound.arguments["input"],))
+    return application.cross_entropy(original, bound.arguments) if application else original(*args, **kwargs)
 
 
-def _zeroing(original: Callable[..., None]) -> Callable[..., None]:
-    def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        application = _application_for(_parameters_in(self))
-        if application is None:
-            original(self, set_to_none)
-        elif application.zeroes_gradients():
-            original(self, application.sets_to_none(set_to_none))
-
-    return zero_grad
-
-
-def _noting_backward(original: Callable[..., None]) -> Callable[..., None]:
-    def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
-        application = _application_for((self,))
-        original(application.begin_backward(self) if application else self, *args, **kwargs)
-
-    return backward
+@_while_applied.replaces(nn.Module, "zero_grad", reason="may keep gradients")
+@_while_applied.replaces(Optimizer, "zero_grad", reason="may keep gradients")
+def _zero_grad(original: Function, self: Any, set_to_none: bool = True) -> None:
+    application = _application_for(_parameters_in(self))
+    if application is None:
+        original(self, set_to_none)
+    elif application.zeroes_gradients():
+        original(self, application.sets_to_none(set_to_none))
 
 
-def _ignoring(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not _C.are_factories_fake():
-            return original(model, *args, **kwargs)
-        return model if model is not None else lambda function: function
-
-    return call
+@_while_applied.replaces(Tensor, "backward", reason="computes the gradients of a whole batch")
+def _backward(original: Function, /, self: Tensor, *args: Any, **kwargs: Any) -> None:
+    application = _application_for((self,))
+    original(application.begin_backward(self) if application else self, *args, **kwargs)
 
 
-def _install() -> None:
-    patch = _while_applied.patch
-    patch(torch, "compile", _ignoring, "traces hooks of modules, which apply remedies")
-    patch(nn.functional, "cross_entropy", _dividing_losses, "computes the loss of all tokens at once")
-    for owner in (Optimizer, nn.Module):
-        patch(owner, "zero_grad", _zeroing, "may keep gradients")
-    patch(Tensor, "backward", _noting_backward, "computes the gradients of a whole batch")
-    patch(Optimizer, "__init__", _skipping_steps, "has a method `step` that follows each batch")
-    for kind in vars(torch.optim).values():
-        constructor = vars(kind).get("__init__") if isinstance(kind, type) else None
-        if constructor is not None and "foreach" in inspect.signature(constructor).parameters:
-            patch(kind, "__init__", _adapting, "uses lists of temporaries by default")
+@_while_applied.replaces(Optimizer, "__init__", reason="has a method `step` that follows each batch")
+def _init_skipping_steps(original: Function, /, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    application = _application_for(_parameters_in(self))
+    if application is None or application.micro_batches == 1:
+        return
+    step = type(self).step
+
+    def step_after_last(self: Optimizer, closure: Any = None) -> Any:
+        if application.updates_parameters():
+            return step(self, closure) if closure else step(self)
+        return closure() if closure else None
+
+    self.step = MethodType(step_after_last, self)  # type: ignore[method-assign]
 
 
-_while_applied.declare(_install)
+def _init_with_remedies(original: Function, /, *args: Any, **kwargs: Any) -> None:
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    bound.apply_defaults()
+    application = _application_for(_parameters_of(bound.arguments))
+    if application is not None:
+        application.construct_optimizer(bound.arguments)
+    original(*bound.args, **bound.kwargs)
+
+
+for _kind in vars(torch.optim).values():
+    _constructor = vars(_kind).get("__init__") if isinstance(_kind, type) else None
+    if _constructor is not None and "foreach" in inspect.signature(_constructor).parameters:
+        _while_applied.replaces(_kind, "__init__", reason="uses lists of temporaries by default")(_init_with_remedies)

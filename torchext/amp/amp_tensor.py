@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from .. import _C
 from ..errors import TorchextWarning
 from ..internals.held_tensors import reachable_tensors
 from ..internals.leases import while_autocasting, while_marks_live
+from ..internals.patching import Function
 from ..internals.source_lines import users_frame
 from ..internals.torch_release import DIFFERENCES
 
@@ -178,22 +179,15 @@ _warned: dict[tuple[str, int], object] = {}
 CREATE_GRAPH = 2
 
 
-def _patch_backward() -> None:
-    """Patch backward passes to check whether they are in a region."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if _C.is_in_enabled_region() and not _is_of_a_transform():
-                _warn()
-            creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
-            is_number = isinstance(creates_graph, int)  # the engine raises for other types
-            return _C.call_in_backward(is_number and bool(creates_graph), original, outputs, *args, **kwargs)
-
-        return _engine_run_backward
-
-    while_autocasting.patch(
-        torch.autograd.graph, "_engine_run_backward", make, "runs no operator when a backward pass begins"
-    )
+@while_autocasting.replaces(
+    torch.autograd.graph, "_engine_run_backward", reason="runs no operator when a backward pass begins"
+)
+def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if _C.is_in_enabled_region() and not _is_of_a_transform():
+        _warn()
+    creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
+    is_number = isinstance(creates_graph, int)  # the engine raises for other types
+    return _C.call_in_backward(is_number and bool(creates_graph), original, outputs, *args, **kwargs)
 
 
 def _is_of_a_transform() -> bool:
@@ -220,6 +214,3 @@ def _warn() -> None:
         TorchextWarning,
         *line,
     )
-
-
-while_autocasting.declare(_patch_backward)

@@ -21,9 +21,8 @@ from torch.utils import checkpoint
 
 from .. import _C
 from ..internals import marks  # noqa: F401  (declares patches of both features)
-from ..internals.imports import when_imported
 from ..internals.leases import while_marks_live
-from ..internals.patching import Concerns
+from ..internals.patching import Concerns, Function
 
 __all__: list[str] = []
 
@@ -31,43 +30,33 @@ __all__: list[str] = []
 CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _patch_torch_func() -> None:
+@while_marks_live.replaces(
+    torch._C._functorch,
+    *("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"),
+    reason="copies only PyTorch's own keys",
+    concerns=Concerns.MARKS,
+)
+def _keep_marks(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     """Mark the wrappers into which transforms of `torch.func` put their arguments, and the results taken out of them.
 
     A wrapper copies only PyTorch's own keys from its tensor. Without our key, operators would find the marked tensors
     below the transform, after autograd has recorded them in their original dtype.
     """
-    reason = "copies only PyTorch's own keys"
-    for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"):
-        while_marks_live.patch(torch._C._functorch, name, _keeping_marks, reason, concerns=Concerns.MARKS)
+    result = original(*args, **kwargs)
+    tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    made = result[0] if isinstance(result, tuple) else result  # with the former batch dimension
+    if tensor is not None and not is_compiling() and made is not tensor:
+        _C.make_amp_like(made, tensor)
+    return result
 
 
-def _keeping_marks(original: Callable[..., Any]) -> Callable[..., Any]:
-    def function(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        made = result[0] if isinstance(result, tuple) else result  # with the former batch dimension
-        if tensor is not None and not is_compiling() and made is not tensor:
-            _C.make_amp_like(made, tensor)
-        return result
-
-    return function
-
-
-def _patch_recurrent_modules() -> None:
-    """RNN, LSTM and GRU require inputs in the dtype of their weights outside of autocast regions."""
-
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def check_input(self: nn.RNNBase, tensor: Tensor, batch_sizes: Tensor | None) -> None:
-            if not is_compiling() and isinstance(self, nn.RNNBase) and _will_be_cast(tensor, self._flat_weights[0]):
-                tensor = torch.empty(tensor.shape, dtype=self._flat_weights[0].dtype, device="meta")  # type: ignore[union-attr]
-            original(self, tensor, batch_sizes)
-
-        return check_input
-
-    while_marks_live.patch(
-        nn.RNNBase, "check_input", make, "requires the dtype of the weights outside of autocast regions"
-    )
+@while_marks_live.replaces(
+    nn.RNNBase, "check_input", reason="requires the dtype of the weights outside of autocast regions"
+)
+def _check_input(original: Function, self: nn.RNNBase, tensor: Tensor, batch_sizes: Tensor | None) -> None:
+    if not is_compiling() and isinstance(self, nn.RNNBase) and _will_be_cast(tensor, self._flat_weights[0]):
+        tensor = torch.empty(tensor.shape, dtype=self._flat_weights[0].dtype, device="meta")  # type: ignore[union-attr]
+    original(self, tensor, batch_sizes)
 
 
 def _will_be_cast(tensor: Any, weight: Any) -> bool:
@@ -78,35 +67,26 @@ def _will_be_cast(tensor: Any, weight: Any) -> bool:
     return is_castable and (_C.is_amp(tensor) or _C.is_amp(weight))
 
 
-def _patch_checkpoint() -> None:
-    """Recompute in the backward pass as in the forward pass."""
-    # Since 2.14, the second function calls the first.
-    implementation = "_checkpoint_without_reentrant_generator_impl"
-    name = implementation if hasattr(checkpoint, implementation) else "_checkpoint_without_reentrant_generator"
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return original(function if is_compiling() else _recomputing(function), *args, **kwargs)
-
-        return generator
-
-    while_marks_live.patch(checkpoint, name, make, "recomputes without the marks of the forward pass")
+# ---- Checkpoints, which recompute in the backward pass as in the forward pass
 
 
-def _patch_reentrant_checkpoint() -> None:
-    """Patch `use_reentrant=True` in the same way."""
+RECOMPUTES = "recomputes without the marks of the forward pass"
+GENERATOR = "_checkpoint_without_reentrant_generator"
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
-            outputs = original(ctx, run_function, *args)
-            ctx.run_function = _recomputing(run_function)
-            return outputs
 
-        return forward
+# Since 2.14, the second function calls the first.
+@while_marks_live.replaces(
+    checkpoint, f"{GENERATOR}_impl" if hasattr(checkpoint, f"{GENERATOR}_impl") else GENERATOR, reason=RECOMPUTES
+)
+def _checkpoint_generator(original: Function, function: Function, /, *args: Any, **kwargs: Any) -> Any:
+    return original(function if is_compiling() else _recomputing(function), *args, **kwargs)
 
-    while_marks_live.patch(
-        checkpoint.CheckpointFunction, "forward", make, "recomputes without the marks of the forward pass"
-    )
+
+@while_marks_live.replaces(checkpoint.CheckpointFunction, "forward", reason=RECOMPUTES)
+def _forward(original: Function, ctx: Any, run_function: Function, *args: Any) -> Any:
+    outputs = original(ctx, run_function, *args)
+    ctx.run_function = _recomputing(run_function)
+    return outputs
 
 
 def _recomputing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,84 +117,56 @@ def _self_cleaning_again() -> ExitStack:
     return stack
 
 
-def _patch_compiled_code() -> None:
-    """Code that AOTAutograd compiles turns autocast off: NOTE [Compiled code in regions]."""
-
-    def make_enter(original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(*args: Any, **kwargs: Any) -> Any:
-            _C.enter_compiled_code()
-            try:
-                return original(*args, **kwargs)
-            except BaseException:
-                _C.leave_compiled_code()
-                raise
-
-        return enter
-
-    def make_exit(original: Callable[..., Any]) -> Callable[..., Any]:
-        def leave(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(*args, **kwargs)
-            finally:
-                _C.leave_compiled_code()
-
-        return leave
-
-    guard = torch._C._DisableAutocast
-    while_marks_live.patch(guard, "__enter__", make_enter, "turns autocast off in compiled code")
-    while_marks_live.patch(guard, "__exit__", make_exit, "turns autocast off in compiled code")
+# ---- Compiled and exported code
+#
+# Code that AOTAutograd compiles turns autocast off: NOTE [Compiled code in regions].
 
 
-def _patch_random_state_of_compilation() -> None:
-    """Unmark the tensors of `PhiloxState`. AOTAutograd keeps them after compiling, the last ones permanently."""
-    from torch._decomp.decompositions_for_rng import PhiloxState
-
-    def make(original: Callable[[PhiloxState], None]) -> Callable[[PhiloxState], None]:
-        def reset(self: PhiloxState) -> None:
-            original(self)
-            for tensor in (self.seed, self.base_offset):
-                _C.unwrap_amp(tensor)  # created in the region that compiles
-
-        return reset
-
-    while_marks_live.patch(PhiloxState, "reset", make, "keeps tensors of the last region that compiled code")
-
-
-def _patch_export() -> None:
-    """Raise for AmpTensors in `torch.export`: the tensors of an exported program have no marks."""
-    for name in ("_export", "_export_for_training"):
-        while_marks_live.patch(sys.modules["torch.export._trace"], name, _refusing_amp, "exports without marks")
-
-
-def _refusing_amp(original: Callable[..., Any]) -> Callable[..., Any]:
-    def export(*args: Any, **kwargs: Any) -> Any:
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if any(_C.is_amp(tensor) for tensor in _tensors_of(leaf)):
-                raise NotImplementedError(
-                    f"torch.export was given AmpTensors, in a {type(leaf).__name__}: an exported program has none. "
-                    "Call amp.unwrap(), and enter amp.autocast() in the exported module."
-                )
+@while_marks_live.replaces(torch._C._DisableAutocast, "__enter__", reason="turns autocast off in compiled code")
+def _enter(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    _C.enter_compiled_code()
+    try:
         return original(*args, **kwargs)
+    except BaseException:
+        _C.leave_compiled_code()
+        raise
 
-    return export
+
+@while_marks_live.replaces(torch._C._DisableAutocast, "__exit__", reason="turns autocast off in compiled code")
+def _exit(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _C.leave_compiled_code()
+
+
+@while_marks_live.replaces(
+    "torch._decomp.decompositions_for_rng:PhiloxState",
+    "reset",
+    reason="keeps tensors of the last region that compiled code",
+)
+def _reset(original: Function, self: Any) -> None:
+    """AOTAutograd keeps the tensors of `PhiloxState` after compiling, the last ones permanently."""
+    original(self)
+    for tensor in (self.seed, self.base_offset):
+        _C.unwrap_amp(tensor)  # created in the region that compiles
+
+
+@while_marks_live.replaces("torch.export._trace", "_export", "_export_for_training", reason="exports without marks")
+def _export(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if any(_C.is_amp(tensor) for tensor in _tensors_of(leaf)):
+            raise NotImplementedError(
+                f"torch.export was given AmpTensors, in a {type(leaf).__name__}: an exported program has none. "
+                "Call amp.unwrap(), and enter amp.autocast() in the exported module."
+            )
+    return original(*args, **kwargs)
 
 
 def _tensors_of(leaf: object) -> Iterable[Tensor]:
     if isinstance(leaf, nn.Module):
         return chain(leaf.parameters(), leaf.buffers())
     return [leaf] if isinstance(leaf, Tensor) else []
-
-
-when_imported("torch.export._trace", lambda: while_marks_live.declare(_patch_export))
-
-while_marks_live.declare(
-    _patch_torch_func,
-    _patch_recurrent_modules,
-    _patch_checkpoint,
-    _patch_reentrant_checkpoint,
-    _patch_compiled_code,
-    _patch_random_state_of_compilation,
-)
 
 
 # ---- Regions in function modes, for non-strict `torch.export`

@@ -24,8 +24,8 @@ from ..internals.imports import names_from
 from ..internals.leases import while_fakes_live
 from ..internals.source_lines import tracing
 from ..internals.text import progress_bar, readable
-from . import distributed_checkpoints, inductor, ranks  # noqa: F401  (the first declares its patches)
-from .companions import companions, state_of, watch_optimizers
+from . import distributed_checkpoints, inductor, ranks  # noqa: F401  (the first two declare their patches)
+from .companions import companions, state_of
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .plans import PlannedOperation, ReplayPlan, plan
 from .recording import Recording
@@ -118,9 +118,6 @@ def deferred_init(fn: Callable[..., T] | EllipsisType = ..., /, *args: Any, **kw
             return fn(*args, **kwargs)
     with Recording():
         return fn(*args, **kwargs)
-
-
-while_fakes_live.declare(watch_optimizers, inductor.install)
 
 
 def _accepts_trace(fn: Callable[..., object]) -> bool:

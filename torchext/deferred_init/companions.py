@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from .. import _C
 from ..internals.held_tensors import Held, parts_of, reachable_tensors
 from ..internals.leases import while_fakes_live
+from ..internals.patching import Function
 
-__all__ = ["companions", "state_of", "watch_optimizers"]
+__all__ = ["companions", "state_of"]
 
 # Optimizers of deferred parameters, by `id()`, because they may define `__eq__`. They create state in their constructor
 # (Adagrad), for `torch.distributed.checkpoint`, or in steps on deferred parameters. Without this the state would stay
@@ -21,20 +22,13 @@ __all__ = ["companions", "state_of", "watch_optimizers"]
 _optimizers: dict[int, ref[Optimizer]] = {}
 
 
-def watch_optimizers() -> None:
-    """Patch `Optimizer` to register optimizers of deferred parameters."""
-    while_fakes_live.patch(
-        Optimizer, "add_param_group", _watching, "receives the parameters whose state is materialized with them"
-    )
-    while_fakes_live.patch(Optimizer, "__setstate__", _watching, "makes copies of optimizers, and loaded ones")
-
-
-def _watching(original: Callable[..., None]) -> Callable[..., None]:
-    def method(*args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)  # raises for missing arguments
-        _watch(args[0] if args else kwargs["self"])
-
-    return method
+@while_fakes_live.replaces(Optimizer, "__setstate__", reason="makes copies of optimizers, and loaded ones")
+@while_fakes_live.replaces(
+    Optimizer, "add_param_group", reason="receives the parameters whose state is materialized with them"
+)
+def _then_watch(original: Function, /, *args: Any, **kwargs: Any) -> None:
+    original(*args, **kwargs)  # raises for missing arguments
+    _watch(args[0] if args else kwargs["self"])
 
 
 def _watch(optimizer: Optimizer) -> None:

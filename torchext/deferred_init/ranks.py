@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -24,15 +23,15 @@ from torch import Tensor
 
 from .. import _C
 from ..errors import RanksDifferError, TorchextWarning
-from ..fake.patches.distributed_tensors import teach_sharding
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.held_tensors import Held
 from ..internals.leases import while_fakes_live
+from ..internals.patching import Function
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["check_ranks", "have_recorded_the_same", "install", "teach_distributed_tensors"]
+__all__ = ["check_ranks", "have_recorded_the_same"]
 
 T = TypeVar("T")
 
@@ -186,88 +185,60 @@ def _first_difference(expected: dict[str, tuple[int, list[Source] | None]], foun
     return None if list(expected) == list(found) else "The ranks hold the same tensors in another order."
 
 
-def install() -> None:
-    """Declare the patches that need no import."""
-    if not dist.is_available():
-        return
-    from torch.distributed import device_mesh
-    from torch.distributed import utils as distributed_utils
-
-    while_fakes_live.patch(
-        distributed_utils,
-        "_sync_params_and_buffers",
-        _synchronizing,
-        "sends parameters that all ranks may have recorded",
-    )
-    while_fakes_live.patch(
-        device_mesh.DeviceMesh, "__init__", _then_teaching, "is constructed before tensors are distributed on it"
-    )
+# ---- Distribution of tensors: each rank computes its own part
+#
+# Without these patches, deferred tensors are materialized and sent.
 
 
-while_fakes_live.declare(install)
+COLLECTIVES = "torch.distributed.tensor._collective_utils"
 
 
-def teach_distributed_tensors() -> None:
-    """Patch the distribution of tensors, so that each rank computes its own part.
-
-    `torch.distributed.tensor` is slow to import, and a program may import it at any time. So this is called for each
-    block and each mesh. Without it, deferred tensors are materialized and sent.
-    """
-    teach_sharding()
-    module: Any = sys.modules.get("torch.distributed.tensor._collective_utils")
-    if not hasattr(module, "mesh_broadcast") or id(module) in _taught:
-        return
-    _taught.add(id(module))
-    while_fakes_live.patch(
-        module, "mesh_scatter", _scattering, "sends parts of a tensor that all ranks may have recorded"
-    )
-    while_fakes_live.patch(module, "mesh_broadcast", _broadcasting, "sends a tensor that all ranks may have recorded")
-
-
-_taught: set[int] = set()
-
-
-def _then_teaching(original: Callable[..., None]) -> Callable[..., None]:
-    def run(*args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
-        teach_distributed_tensors()
-
-    return run
+@while_fakes_live.replaces(
+    COLLECTIVES, "mesh_scatter", reason="sends parts of a tensor that all ranks may have recorded"
+)
+def _mesh_scatter(
+    original: Function,
+    /,
+    output: Tensor,
+    scatter_list: list[Tensor],
+    mesh: Any,
+    mesh_dim: int = 0,
+    async_op: bool = False,
+    **kwargs: Any,
+) -> Any:
+    is_asked = _is_deferred(output) and all(map(_is_deferred, scatter_list))
+    if not (is_asked and have_recorded_the_same(scatter_list, mesh.get_group(mesh_dim))):
+        return original(output, scatter_list, mesh, mesh_dim, async_op, **kwargs)
+    with torch.no_grad():
+        output.copy_(scatter_list[mesh.get_local_rank(mesh_dim)])
+    return _finished(output) if async_op else None
 
 
-def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
-    def mesh_scatter(
-        output: Tensor, scatter_list: list[Tensor], mesh: Any, mesh_dim: int = 0, async_op: bool = False, **kwargs: Any
-    ) -> Any:
-        is_asked = _is_deferred(output) and all(map(_is_deferred, scatter_list))
-        if not (is_asked and have_recorded_the_same(scatter_list, mesh.get_group(mesh_dim))):
-            return original(output, scatter_list, mesh, mesh_dim, async_op, **kwargs)
-        with torch.no_grad():
-            output.copy_(scatter_list[mesh.get_local_rank(mesh_dim)])
-        return _finished(output) if async_op else None
-
-    return mesh_scatter
+@while_fakes_live.replaces(COLLECTIVES, "mesh_broadcast", reason="sends a tensor that all ranks may have recorded")
+def _mesh_broadcast(
+    original: Function, /, tensor: Tensor, mesh: Any, mesh_dim: int = 0, async_op: bool = False, **kwargs: Any
+) -> Any:
+    if not (_is_deferred(tensor) and have_recorded_the_same([tensor], mesh.get_group(mesh_dim))):
+        return original(tensor, mesh, mesh_dim, async_op, **kwargs)
+    return _finished(tensor) if async_op else None
 
 
-def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def mesh_broadcast(tensor: Tensor, mesh: Any, mesh_dim: int = 0, async_op: bool = False, **kwargs: Any) -> Any:
-        if not (_is_deferred(tensor) and have_recorded_the_same([tensor], mesh.get_group(mesh_dim))):
-            return original(tensor, mesh, mesh_dim, async_op, **kwargs)
-        return _finished(tensor) if async_op else None
-
-    return mesh_broadcast
-
-
-def _synchronizing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _sync_params_and_buffers(
-        process_group: dist.ProcessGroup, module_states: list[Tensor], broadcast_bucket_size: int, src: int
-    ) -> None:
-        is_asked = isinstance(module_states, Sequence) and any(map(_is_deferred, module_states))
-        if is_asked and have_recorded_the_same(module_states, process_group):
-            module_states = [state for state in module_states if not _is_deferred(state)]
-        original(process_group, module_states, broadcast_bucket_size, src)
-
-    return _sync_params_and_buffers
+@while_fakes_live.replaces(
+    "torch.distributed.utils",
+    "_sync_params_and_buffers",
+    reason="sends parameters that all ranks may have recorded",
+)
+def _sync_params_and_buffers(
+    original: Function,
+    process_group: dist.ProcessGroup,
+    module_states: list[Tensor],
+    broadcast_bucket_size: int,
+    src: int,
+) -> None:
+    is_asked = isinstance(module_states, Sequence) and any(map(_is_deferred, module_states))
+    if is_asked and have_recorded_the_same(module_states, process_group):
+        module_states = [state for state in module_states if not _is_deferred(state)]
+    original(process_group, module_states, broadcast_bucket_size, src)
 
 
 def _is_deferred(tensor: object) -> bool:

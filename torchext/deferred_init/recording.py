@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .. import _C
 from ..internals.leases import while_fakes_live
-from . import inductor, ranks
 
 __all__ = ["Recording"]
 
@@ -16,8 +15,6 @@ class Recording:
         self._trace = trace
 
     def __enter__(self) -> None:
-        inductor.teach_inductor()
-        ranks.teach_distributed_tensors()
         while_fakes_live.acquire()
         if self._trace:
             _C.enter_tracing()

@@ -5,48 +5,32 @@ The others receive into a list of -1. Without these patches, a dry run would use
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from types import ModuleType
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from ..internals.imports import patching
+from ..internals.patching import Function
 from .current import while_world_is_open
 from .messages import without_answers
 
-__all__ = ["agreeing_with_rank_0"]
+__all__: list[str] = []
 
-MODULE = "deepspeed.runtime.zero.utils"
+replaces = partial(
+    while_world_is_open.replaces, "deepspeed.runtime.zero.utils", reason="compares the list of rank 0 with -1"
+)
 LENGTH, LIST = "assert_lst_len_same_as_other_ranks", "get_lst_from_rank0"
 
 
-def agreeing_with_rank_0() -> AbstractContextManager[None]:
-    """Make each rank send and compare its own list, also if DeepSpeed is imported in the block."""
-    return patching(MODULE, (LENGTH, LIST), _patch)
+@replaces(LENGTH, needs=LIST)
+def _assert_own_length(original: Function, lst: list[int]) -> None:
+    _broadcast(len(lst))
 
 
-def _patch(module: ModuleType) -> None:
-    reason = "compares the list of rank 0 with -1"
-    while_world_is_open.patch(module, LENGTH, _with_own_length, reason)
-    while_world_is_open.patch(module, LIST, _with_own_list, reason)
-
-
-def _with_own_length(original: Callable[[list[int]], Any]) -> Callable[[list[int]], Any]:
-    def assert_lst_len_same_as_other_ranks(lst: list[int]) -> None:
-        _broadcast(len(lst))
-
-    return assert_lst_len_same_as_other_ranks
-
-
-def _with_own_list(original: Callable[[list[int]], list[int]]) -> Callable[[list[int]], list[int]]:
-    def get_lst_from_rank0(lst: list[int]) -> list[int]:
-        _broadcast(lst)
-        return list(lst)
-
-    return get_lst_from_rank0
+@replaces(LIST, needs=LENGTH)
+def _get_own_list(original: Function, lst: list[int]) -> list[int]:
+    _broadcast(lst)
+    return list(lst)
 
 
 def _broadcast(numbers: int | list[int]) -> None:

@@ -11,114 +11,107 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..fake.values import note_reading, while_values_are_assumed
-from ..internals.imports import patching
-from ..internals.leases import Lease
-from ..internals.patching import Make
+from ..internals.patching import Function
 from .current import current, while_world_is_open
 from .objects import root_sending
 from .saving import NOT_WRITTEN, files_apart, holds_fakes
 
-__all__ = ["checkpoints_of_one_rank"]
+__all__: list[str] = []
+
+CHECKPOINT = "torch.distributed.checkpoint"
+ALONE = "receives the global plan from rank 0"
 
 
-@contextmanager
-def checkpoints_of_one_rank() -> Iterator[None]:
-    """Save and load checkpoints without the other ranks in the block. It may import their modules."""
-    with ExitStack() as imports:
-        for name in _PATCHES:
-            imports.enter_context(patching(f"torch.distributed.checkpoint.{name}", (), _patch))
-        yield
+# ---- Saving
 
 
-def _patch(module: ModuleType) -> None:
-    for lease, owner, function, make, reason in _PATCHES[module.__name__.rpartition(".")[2]]:
-        patched = getattr(module, owner) if owner else module
-        if hasattr(patched, function):
-            lease.patch(patched, function, make, reason)
+@while_values_are_assumed.replaces(
+    f"{CHECKPOINT}._state_dict_stager:StateDictStager", "stage", reason="copies the memory of tensors"
+)
+def _stage(original: Function, /, self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    return state_dict if holds_fakes(state_dict) else original(self, state_dict, *args, **kwargs)
 
 
-def _alone(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+@while_values_are_assumed.replaces(f"{CHECKPOINT}.state_dict_saver", "_save_state_dict", reason=ALONE)
+def _save_state_dict(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind(*args, **kwargs)
+    given.apply_defaults()
+    state_dict = given.arguments["state_dict"]
+    if files_apart() is not None or (current() is None and not holds_fakes(state_dict)):
+        return _without_dist(original, *args, **kwargs)
+    from torch.distributed.checkpoint import default_planner
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        if current() is not None:
-            given.arguments["no_dist"] = True
-        return original(*given.args, **given.kwargs)
-
-    return call
-
-
-def _only_planning(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-    writing = _alone(original)
-
-    def _save_state_dict(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        state_dict = given.arguments["state_dict"]
-        if files_apart() is not None or (current() is None and not holds_fakes(state_dict)):
-            return writing(*args, **kwargs)
-        from torch.distributed.checkpoint import default_planner
-
-        planner = given.arguments["planner"] or default_planner.DefaultSavePlanner()
-        is_coordinator = dist.get_rank(given.arguments["process_group"]) == given.arguments["coordinator_rank"]
-        planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
-        plan = planner.create_local_plan()
-        note_reading("checkpoint.save", NOT_WRITTEN, sys._getframe(1))
-        _, metadata = default_planner.create_default_global_save_plan([plan])
-        return metadata
-
-    return _save_state_dict
+    planner = given.arguments["planner"] or default_planner.DefaultSavePlanner()
+    is_coordinator = dist.get_rank(given.arguments["process_group"]) == given.arguments["coordinator_rank"]
+    planner.set_up_planner(state_dict, is_coordinator=is_coordinator)
+    plan = planner.create_local_plan()
+    note_reading("checkpoint.save", NOT_WRITTEN, sys._getframe(1))
+    _, metadata = default_planner.create_default_global_save_plan([plan])
+    return metadata
 
 
-def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make_executor(*args: Any, **kwargs: Any) -> Any:
-        saver: Any = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
-        return (original if current() is None else saver._ThreadBasedAsyncCheckpointExecutor)(*args, **kwargs)
-
-    return make_executor
-
-
-def _naming_files_by_rank(original: Callable[..., Any]) -> Callable[..., Any]:
-    def prepare_global_plan(self: Any, plans: list[Any]) -> list[Any]:
-        prepared: list[Any] = original(self, plans)
-        if current() is None or not dist.is_initialized():
-            return prepared
-        prefix = sys.modules["torch.distributed.checkpoint.filesystem"]._StoragePrefix(f"__{dist.get_rank()}_")
-        return [replace(plan, storage_data=prefix) for plan in prepared]
-
-    return prepare_global_plan
+@while_world_is_open.replaces(
+    f"{CHECKPOINT}.state_dict_saver",
+    "_ProcessBasedAsyncCheckpointExecutor",
+    reason="starts a process that waits for other ranks",
+)
+def _make_executor(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    saver: Any = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
+    return (original if current() is None else saver._ThreadBasedAsyncCheckpointExecutor)(*args, **kwargs)
 
 
-def _without_other_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _validate_global_plan(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        if (job := current()) is None or job.size == 1:
-            return found
-        return True if isinstance(found, bool) else []  # since 2.12 a list of errors
+@while_world_is_open.replaces(
+    f"{CHECKPOINT}.filesystem:_FileSystemWriter",
+    "prepare_global_plan",
+    reason="numbers files by the plans of all ranks",
+)
+def _prepare_global_plan(original: Function, self: Any, plans: list[Any]) -> list[Any]:
+    prepared: list[Any] = original(self, plans)
+    if current() is None or not dist.is_initialized():
+        return prepared
+    prefix = sys.modules["torch.distributed.checkpoint.filesystem"]._StoragePrefix(f"__{dist.get_rank()}_")
+    return [replace(plan, storage_data=prefix) for plan in prepared]
 
-    return _validate_global_plan
+
+@while_world_is_open.replaces(
+    f"{CHECKPOINT}.default_planner", "_validate_global_plan", reason="needs the plans of all ranks"
+)
+def _validate_global_plan(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    found = original(*args, **kwargs)
+    if (job := current()) is None or job.size == 1:
+        return found
+    return True if isinstance(found, bool) else []  # since 2.12 a list of errors
 
 
-def _with_sizes_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    def create_default_local_load_plan(state_dict: Mapping[str, Any], metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        if current() is not None and _is_derived_from_files(metadata):
-            known = {key: _of_whole(saved, state_dict.get(key)) for key, saved in metadata.state_dict_metadata.items()}
-            metadata = replace(metadata, state_dict_metadata=known)
-        return original(state_dict, metadata, *args, **kwargs)
+# ---- Loading
 
-    return create_default_local_load_plan
+
+@while_world_is_open.replaces(f"{CHECKPOINT}.state_dict_loader", "_load_state_dict", reason=ALONE)
+def _without_dist(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind(*args, **kwargs)
+    if current() is not None:
+        given.arguments["no_dist"] = True
+    return original(*given.args, **given.kwargs)
+
+
+@while_world_is_open.replaces(
+    f"{CHECKPOINT}.default_planner", "create_default_local_load_plan", reason="needs the files of all ranks"
+)
+def _create_default_local_load_plan(
+    original: Function, /, state_dict: Mapping[str, Any], metadata: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if current() is not None and _is_derived_from_files(metadata):
+        known = {key: _of_whole(saved, state_dict.get(key)) for key, saved in metadata.state_dict_metadata.items()}
+        metadata = replace(metadata, state_dict_metadata=known)
+    return original(state_dict, metadata, *args, **kwargs)
 
 
 def _is_derived_from_files(metadata: Any) -> bool:
@@ -138,24 +131,17 @@ def _of_whole(saved: Any, tensor: Any) -> Any:
     return replace(saved, size=tensor.size()) if is_part else saved
 
 
-def _not_staging_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def stage(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        return state_dict if holds_fakes(state_dict) else original(self, state_dict, *args, **kwargs)
-
-    return stage
-
-
-def _receiving_own_tensors(original: Callable[..., None]) -> Callable[..., None]:
-    def _broadcast_state_dict(
-        full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        if dist.get_rank() == 0:
-            original(full_state_dict, local_state_dict, *args, **kwargs)
-            return
-        with root_sending([_described(local_state_dict)]):
-            original(full_state_dict, local_state_dict, *args, **kwargs)
-
-    return _broadcast_state_dict
+@while_world_is_open.replaces(
+    f"{CHECKPOINT}.state_dict", "_broadcast_state_dict", reason="receives the keys from rank 0"
+)
+def _broadcast_state_dict(
+    original: Function, /, full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any
+) -> None:
+    if dist.get_rank() == 0:
+        original(full_state_dict, local_state_dict, *args, **kwargs)
+        return
+    with root_sending([_described(local_state_dict)]):
+        original(full_state_dict, local_state_dict, *args, **kwargs)
 
 
 def _described(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,40 +153,3 @@ def _described(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for key, value in state_dict.items()
     }
-
-
-# The lease, the class or "", the function, the maker of its replacement, and the reason.
-_PATCHES: dict[str, list[tuple[Lease, str, str, Make, str]]] = {
-    "_state_dict_stager": [
-        (while_values_are_assumed, "StateDictStager", "stage", _not_staging_fakes, "copies the memory of tensors"),
-    ],
-    "default_planner": [
-        (while_world_is_open, "", "_validate_global_plan", _without_other_ranks, "needs the plans of all ranks"),
-        (while_world_is_open, "", "create_default_local_load_plan", _with_sizes_of_all, "needs the files of all ranks"),
-    ],
-    "filesystem": [
-        (
-            while_world_is_open,
-            "_FileSystemWriter",
-            "prepare_global_plan",
-            _naming_files_by_rank,
-            "numbers files by the plans of all ranks",
-        ),
-    ],
-    "state_dict": [
-        (while_world_is_open, "", "_broadcast_state_dict", _receiving_own_tensors, "receives the keys from rank 0"),
-    ],
-    "state_dict_loader": [
-        (while_world_is_open, "", "_load_state_dict", _alone, "receives the global plan from rank 0"),
-    ],
-    "state_dict_saver": [
-        (while_values_are_assumed, "", "_save_state_dict", _only_planning, "receives the global plan from rank 0"),
-        (
-            while_world_is_open,
-            "",
-            "_ProcessBasedAsyncCheckpointExecutor",
-            _in_this_process,
-            "starts a process that waits for other ranks",
-        ),
-    ],
-}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from .. import _C
 from ..fake.cuda.graphs import graph_observers
 from ..fake.higher_order import attending_by_kernel
-from ..internals.imports import patching
+from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .current import Job, current, while_world_is_open
 
@@ -33,25 +33,21 @@ BACKENDS_THAT_CALL_OPERATORS = ("eager", "aot_eager", "aot_eager_decomp_partitio
 
 IGNORED = "torch.compile() was ignored: this is the memory of the program when it is not compiled"
 
-FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 
-
-def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 it replaces torch.compile
-        job = current()
-        backend = kwargs.get("backend") or "inductor"
-        is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
-        if job is not None and job.gpu is not None and not is_known and not kwargs.get("disable"):
-            _ignore_compilers(job)
-            note = _once(partial(job.remark, IGNORED, place_of(users_frame())))
-            if isinstance(model, FunctionType | MethodType):
-                model = _compiled(model, note)
-            elif not isinstance(model, torch.nn.Module | None):
-                note()  # calls of other callables cannot be observed
-            return _marked(original(model, *args, **kwargs), note)
-        return original(model, *args, **kwargs)
-
-    return compile
+@while_world_is_open.replaces(torch, "compile", reason="generates GPU kernels, which fake GPUs do not run")
+def _compile(original: Function, /, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    job = current()
+    backend = kwargs.get("backend") or "inductor"
+    is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
+    if job is not None and job.gpu is not None and not is_known and not kwargs.get("disable"):
+        _ignore_compilers(job)
+        note = _once(partial(job.remark, IGNORED, place_of(users_frame())))
+        if isinstance(model, FunctionType | MethodType):
+            model = _compiled(model, note)
+        elif not isinstance(model, torch.nn.Module | None):
+            note()  # calls of other callables cannot be observed
+        return _marked(original(model, *args, **kwargs), note)
+    return original(model, *args, **kwargs)
 
 
 def _remark(job: Job, text: str) -> None:
@@ -86,7 +82,6 @@ def _ignore_compilers(job: Job) -> None:
         torch.compiler.set_stance("force_eager")
         note = partial(_remark, job, "flex_attention() was counted as the kernel that a compiler generates")
         job.when_left.enter_context(attending_by_kernel(note))
-        job.when_left.enter_context(patching(FLEX_ATTENTION, (), _patch_flex_attention))
 
 
 is_in_compiled_code: ContextVar[bool] = ContextVar("is_in_compiled_code", default=False)
@@ -112,44 +107,45 @@ def _marked(compiled: Any, note: Callable[[], None]) -> Any:
     return compiled
 
 
-def _without_elements(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return the mask of `create_mask()` as a view of one element."""
-
-    def create_mask(
-        mod_fn: Callable[..., Any], batch: int | None, heads: int | None, queries: int, keys: int, device: Any = None
-    ) -> torch.Tensor:
-        if not is_in_compiled_code.get() or not _C.are_factories_fake():
-            return original(mod_fn, batch, heads, queries, keys, device)
-        device = torch.accelerator.current_accelerator() or "cpu" if device is None else device
-        return torch.empty((), dtype=torch.bool, device=device).expand(batch or 1, heads or 1, queries, keys)
-
-    return create_mask
+# ---- Masks of `flex_attention`
 
 
-def _of_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the two masks of `_convert_mask_to_block_mask()`, for partial and for full blocks."""
-
-    def convert(
-        mask: torch.Tensor, query_block: int = 128, key_block: int = 128, separate_full_blocks: bool = False
-    ) -> Any:
-        if not is_in_compiled_code.get() or not _C.is_fake(mask) or mask.dim() != 4:
-            return original(mask, query_block, key_block, separate_full_blocks)
-        *batch, queries, keys = mask.shape
-        blocks = (*batch, -(-queries // query_block), -(-keys // key_block))
-        partial, full = (torch.empty(blocks, dtype=torch.int8, device=mask.device) for _ in range(2))
-        return partial, full if separate_full_blocks else None
-
-    return convert
+replaces = partial(
+    while_world_is_open.replaces,
+    "torch.nn.attention.flex_attention",
+    reason="allocates masks that Inductor's kernels do not write",
+)
 
 
-def _patch_flex_attention(module: ModuleType) -> None:
-    reason = "allocates masks that Inductor's kernels do not write"
-    while_world_is_open.patch(module, "create_mask", _without_elements, reason)
-    while_world_is_open.patch(module, "_convert_mask_to_block_mask", _of_blocks, reason)
+@replaces("create_mask")
+def _create_mask(
+    original: Function,
+    mod_fn: Callable[..., Any],
+    batch: int | None,
+    heads: int | None,
+    queries: int,
+    keys: int,
+    device: Any = None,
+) -> Any:
+    """Return the mask as a view of one element."""
+    if not is_in_compiled_code.get() or not _C.are_factories_fake():
+        return original(mod_fn, batch, heads, queries, keys, device)
+    device = torch.accelerator.current_accelerator() or "cpu" if device is None else device
+    return torch.empty((), dtype=torch.bool, device=device).expand(batch or 1, heads or 1, queries, keys)
 
 
-def _install() -> None:
-    while_world_is_open.patch(torch, "compile", _ignored, "generates GPU kernels, which fake GPUs do not run")
-
-
-while_world_is_open.declare(_install)
+@replaces("_convert_mask_to_block_mask")
+def _convert_mask_to_block_mask(
+    original: Function,
+    mask: torch.Tensor,
+    query_block: int = 128,
+    key_block: int = 128,
+    separate_full_blocks: bool = False,
+) -> Any:
+    """Return two masks, for partial and for full blocks."""
+    if not is_in_compiled_code.get() or not _C.is_fake(mask) or mask.dim() != 4:
+        return original(mask, query_block, key_block, separate_full_blocks)
+    *batch, queries, keys = mask.shape
+    blocks = (*batch, -(-queries // query_block), -(-keys // key_block))
+    partial, full = (torch.empty(blocks, dtype=torch.int8, device=mask.device) for _ in range(2))
+    return partial, full if separate_full_blocks else None

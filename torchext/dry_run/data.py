@@ -7,7 +7,6 @@ read unchanged, and only the sampler computes with real tensors. Nothing is pinn
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch.utils.data import dataloader, dataset
 from torch.utils.data._utils import worker
 
 from .. import _C
-from ..internals.calls import running_in
 from ..internals.dispatch_keys import without_our_keys
+from ..internals.patching import Function
 from .current import while_world_is_open
 
 __all__: list[str] = []
@@ -26,53 +25,44 @@ __all__: list[str] = []
 # The depth to which wrapped datasets and containers are searched for tensors.
 DEEPEST = 6
 
-
-def _install() -> None:
-    patch = while_world_is_open.patch
-    base: Any = dataloader._BaseDataLoaderIter
-    patch(base, "__init__", _without_pinning, "reads a seed, and starts to pin memory")
-    patch(base, "__next__", _reading_real_data, "computes with the values of indices and data")
-    patch(base, "_next_index", running_in(without_our_keys), "computes with the values of indices")
-    patch(dataloader.DataLoader, "_get_iterator", _in_this_process, "starts workers, which inherit the fake mode")
-    patch(worker, "_worker_loop", running_in(without_our_keys), "computes with data in another process")
-    patch(dataset, "random_split", running_in(without_our_keys), "reads a permutation")
+ITERATOR: Any = dataloader._BaseDataLoaderIter
 
 
-while_world_is_open.declare(_install)
+@while_world_is_open.replaces(ITERATOR, "__init__", reason="reads a seed, and starts to pin memory")
+def _init(original: Function, /, self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    with without_our_keys():
+        original(self, loader, *args, **kwargs)
+    self._pin_memory = False
 
 
-def _without_pinning(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        with without_our_keys():
-            original(self, loader, *args, **kwargs)
-        self._pin_memory = False
-
-    return __init__
+@while_world_is_open.replaces(ITERATOR, "__next__", reason="computes with the values of indices and data")
+def _next(original: Function, self: Any) -> Any:
+    with _state_for(self._dataset):
+        return original(self)
 
 
-def _reading_real_data(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __next__(self: Any) -> Any:
-        with _state_for(self._dataset):
-            return original(self)
-
-    return __next__
-
-
-def _in_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
+@while_world_is_open.replaces(
+    dataloader.DataLoader, "_get_iterator", reason="starts workers, which inherit the fake mode"
+)
+def _get_iterator(original: Function, self: Any) -> Any:
     """Start workers without fake mode. A dataset of fakes cannot be sent to them, so it is read in this process."""
-
-    def _get_iterator(self: Any) -> Any:
-        if self.num_workers and holds_fakes(self.dataset):
-            workers, self.num_workers = self.num_workers, 0
-            prefetch, self.prefetch_factor = self.prefetch_factor, None
-            try:
-                return original(self)
-            finally:
-                self.num_workers, self.prefetch_factor = workers, prefetch
-        with without_our_keys():
+    if self.num_workers and holds_fakes(self.dataset):
+        workers, self.num_workers = self.num_workers, 0
+        prefetch, self.prefetch_factor = self.prefetch_factor, None
+        try:
             return original(self)
+        finally:
+            self.num_workers, self.prefetch_factor = workers, prefetch
+    with without_our_keys():
+        return original(self)
 
-    return _get_iterator
+
+@while_world_is_open.replaces(dataset, "random_split", reason="reads a permutation")
+@while_world_is_open.replaces(worker, "_worker_loop", reason="computes with data in another process")
+@while_world_is_open.replaces(ITERATOR, "_next_index", reason="computes with the values of indices")
+def _with_real_tensors(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    with without_our_keys():
+        return original(*args, **kwargs)
 
 
 def _state_for(data: object) -> AbstractContextManager[None]:

@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
+from torch.nn.parallel import distributed as parallel
 
 from .. import _C
+from ..internals.patching import Function
 from .current import current, while_world_is_open
 from .messages import without_answers
 
@@ -555,42 +557,28 @@ def _result_of(future: Any) -> Tensor:
     return reduced
 
 
-def _install() -> None:
-    import torch.nn.parallel.distributed as parallel
-
-    reason = "compares memory addresses, which fakes do not have"
-    while_world_is_open.patch(dist, "Reducer", _for_fakes, reason)
-    while_world_is_open.patch(dist, "Logger", _logging_nothing, "requires the C++ reducer")
-    for name in ("_register_comm_hook", "_register_builtin_comm_hook"):
-        while_world_is_open.patch(dist, name, _registering, "requires the C++ reducer")
-    while_world_is_open.patch(
-        parallel, "_verify_param_shape_across_processes", _verifying, "reads numbers that other processes send"
-    )
+@while_world_is_open.replaces(dist, "Reducer", reason="compares memory addresses, which fakes do not have")
+def _make_reducer(original: Function, /, params: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+    is_fake = current() is not None and any(map(_C.is_fake, params))
+    return (FakeReducer if is_fake else original)(params, *args, **kwargs)
 
 
-def _for_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(params: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
-        is_fake = current() is not None and any(map(_C.is_fake, params))
-        return (FakeReducer if is_fake else original)(params, *args, **kwargs)
-
-    return make
+@while_world_is_open.replaces(dist, "Logger", reason="requires the C++ reducer")
+def _make_logger(original: Function, reducer: Any) -> Any:
+    return FakeLogger(reducer) if isinstance(reducer, FakeReducer) else original(reducer)
 
 
-def _logging_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda reducer: FakeLogger(reducer) if isinstance(reducer, FakeReducer) else original(reducer)
-
-
-def _registering(original: Callable[..., None]) -> Callable[..., None]:
-    def register(reducer: Any, *args: Any) -> None:
-        if not isinstance(reducer, FakeReducer):
-            original(reducer, *args)
-        elif len(args) == 2:
-            state, hook = args
-            reducer.register_hook(lambda bucket: hook(state, bucket))
-        else:
-            reducer.register_hook(_builtin_hook(args[0], reducer))
-
-    return register
+@while_world_is_open.replaces(
+    dist, "_register_comm_hook", "_register_builtin_comm_hook", reason="requires the C++ reducer"
+)
+def _register(original: Function, reducer: Any, *args: Any) -> None:
+    if not isinstance(reducer, FakeReducer):
+        original(reducer, *args)
+    elif len(args) == 2:
+        state, hook = args
+        reducer.register_hook(lambda bucket: hook(state, bucket))
+    else:
+        reducer.register_hook(_builtin_hook(args[0], reducer))
 
 
 def _builtin_hook(kind: Any, reducer: FakeReducer) -> Callable[[FakeGradBucket], Any]:
@@ -606,21 +594,17 @@ def _builtin_hook(kind: Any, reducer: FakeReducer) -> Callable[[FakeGradBucket],
     return hook
 
 
-def _verifying(original: Callable[..., None]) -> Callable[..., None]:
+@while_world_is_open.replaces(
+    parallel, "_verify_param_shape_across_processes", reason="reads numbers that other processes send"
+)
+def _verify(original: Function, group: dist.ProcessGroup, tensors: list[Tensor], logger: Any = None) -> None:
     """Send the shapes as `verify_params_across_processes()` in reducer.cpp does, without comparing them."""
-
-    def verify(group: dist.ProcessGroup, tensors: list[Tensor], logger: Any = None) -> None:
-        if not any(map(_C.is_fake, tensors)):
-            original(group, tensors, logger)
-            return
-        device = tensors[0].device
-        count = torch.empty(1, dtype=torch.int64, device=device)
-        group.allgather([[torch.empty_like(count) for _ in range(group.size())]], [count]).wait()
-        numbers = torch.empty(sum(2 * tensor.dim() for tensor in tensors), dtype=torch.int64, device=device)
-        with without_answers():
-            group.broadcast([numbers], dist.BroadcastOptions()).wait()
-
-    return verify
-
-
-while_world_is_open.declare(_install)
+    if not any(map(_C.is_fake, tensors)):
+        original(group, tensors, logger)
+        return
+    device = tensors[0].device
+    count = torch.empty(1, dtype=torch.int64, device=device)
+    group.allgather([[torch.empty_like(count) for _ in range(group.size())]], [count]).wait()
+    numbers = torch.empty(sum(2 * tensor.dim() for tensor in tensors), dtype=torch.int64, device=device)
+    with without_answers():
+        group.broadcast([numbers], dist.BroadcastOptions()).wait()

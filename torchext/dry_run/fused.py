@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..fake.higher_order import that_may_not_run
-from ..internals.calls import running_in
+from ..internals.patching import Function
 from .current import while_world_is_open
 
 __all__: list[str] = []
@@ -20,12 +20,12 @@ __all__: list[str] = []
 _torch: Any = torch._C
 
 
-def _install() -> None:
-    uncounted = running_in(that_may_not_run)
-    for kind in (_torch.ScriptFunction, _torch.ScriptMethod):
-        while_world_is_open.patch(kind, "__call__", uncounted, "fuses operators on GPUs")
-    for module in (nn.RNN, nn.LSTM, nn.GRU):
-        while_world_is_open.patch(module, "forward", uncounted, "calls kernels of cuDNN on GPUs")
+def _uncounted(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    with that_may_not_run():
+        return original(*args, **kwargs)
 
 
-while_world_is_open.declare(_install)
+for _kind in (_torch.ScriptFunction, _torch.ScriptMethod):
+    while_world_is_open.replaces(_kind, "__call__", reason="fuses operators on GPUs")(_uncounted)
+for _module in (nn.RNN, nn.LSTM, nn.GRU):
+    while_world_is_open.replaces(_module, "forward", reason="calls kernels of cuDNN on GPUs")(_uncounted)

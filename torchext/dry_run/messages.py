@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
-from ..internals.calls import running_in
 from ..internals.dispatch_keys import with_our_keys, without_our_keys
+from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .checks import tensors_of
 from .current import current, while_world_is_open
@@ -307,9 +307,9 @@ def _runs(written: bytes | None, count: int) -> Iterator[tuple[int, int]]:
         begin = written.find(1, end)
 
 
-def _install() -> None:
-    reason = "broadcasts parameters and buffers, which nothing reads"
-    while_world_is_open.patch(dist, "_broadcast_coalesced", running_in(without_answers), reason)
-
-
-while_world_is_open.declare(_install)
+@while_world_is_open.replaces(
+    dist, "_broadcast_coalesced", reason="broadcasts parameters and buffers, which nothing reads"
+)
+def _broadcast_coalesced(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    with without_answers():
+        return original(*args, **kwargs)

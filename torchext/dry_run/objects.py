@@ -14,17 +14,23 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ..internals.dispatch_keys import with_our_keys
-from .current import current
+from ..internals.patching import Function
+from .current import current, while_world_is_open
 from .messages import Messages
 from .placeholders import load_placeholder, save_placeholder
 
-__all__ = ["OBJECT_COLLECTIVES", "assigned", "others_sending", "root_sending"]
+__all__ = ["assigned", "others_sending", "root_sending"]
+
+replaces = partial(
+    while_world_is_open.replaces, distributed_c10d, reason="reads pickled objects of other ranks from tensors"
+)
 
 Sent = TypeVar("Sent")
 
@@ -95,7 +101,10 @@ def _peer(global_rank: int | None, group_rank: int | None, group: dist.ProcessGr
     return int(distributed_c10d._canonicalize_group_rank(in_group, global_rank, group_rank))
 
 
-def _all_gather_object(object_list: list[Any], obj: Any, group: dist.ProcessGroup | None = None) -> None:
+@replaces("all_gather_object")
+def _all_gather_object(
+    original: Function, object_list: list[Any], obj: Any, group: dist.ProcessGroup | None = None
+) -> None:
     if not _is_outside(group):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         make = _sent_by_others.get()
@@ -104,7 +113,9 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: dist.ProcessGrou
             object_list[i] = one
 
 
+@replaces("gather_object")
 def _gather_object(
+    original: Function,
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
@@ -123,7 +134,9 @@ def _gather_object(
         object_gather_list[: len(copies)] = copies
 
 
+@replaces("broadcast_object_list")
 def _broadcast_object_list(
+    original: Function,
     object_list: list[Any],
     src: int | None = None,
     group: dist.ProcessGroup | None = None,
@@ -164,7 +177,9 @@ def _broadcast_from(root: int, own: list[Any], group: dist.ProcessGroup | None) 
     return None
 
 
+@replaces("scatter_object_list")
 def _scatter_object_list(
+    original: Function,
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
@@ -193,7 +208,9 @@ def _scatter_object_list(
     scatter_object_output_list[0] = _copies(given[rank], 1)[0]
 
 
+@replaces("send_object_list")
 def _send_object_list(
+    original: Function,
     object_list: list[Any],
     dst: int | None = None,
     group: dist.ProcessGroup | None = None,
@@ -211,7 +228,9 @@ def _send_object_list(
         messages.send_objects(_group(group), _encoded(object_list), receiver)
 
 
+@replaces("recv_object_list")
 def _recv_object_list(
+    original: Function,
     object_list: list[Any],
     src: int | None = None,
     group: dist.ProcessGroup | None = None,
@@ -248,13 +267,3 @@ def _received(
     if isinstance(data, str):
         raise RuntimeError(f"{function} returns objects of rank {sender} of the group. {data} {remedy}")
     return _decoded(data)
-
-
-OBJECT_COLLECTIVES: dict[str, Callable[..., Any]] = {
-    "all_gather_object": _all_gather_object,
-    "broadcast_object_list": _broadcast_object_list,
-    "gather_object": _gather_object,
-    "recv_object_list": _recv_object_list,
-    "scatter_object_list": _scatter_object_list,
-    "send_object_list": _send_object_list,
-}

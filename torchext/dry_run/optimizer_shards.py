@@ -8,65 +8,52 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from ..internals.patching import Function
 from .current import while_world_is_open
 from .objects import assigned, others_sending
 
-__all__ = ["patch_optimizer_shards"]
+__all__: list[str] = []
 
-
-def patch_optimizer_shards(module: ModuleType) -> None:
-    """Declare the patches of `torch.distributed.fsdp._optim_utils`."""
-    for function, make in (
-        ("_optim_state_dict", _with_any_state),
-        ("_map_param_key_to_optim_keys", _with_keys_of_others),
-        ("_gather_all_orig_param_state", _with_states_of_others),
-    ):
-        while_world_is_open.patch(module, function, make, "receives the states of other ranks")
-
+replaces = partial(
+    while_world_is_open.replaces, "torch.distributed.fsdp._optim_utils", reason="receives the states of other ranks"
+)
 
 # A state of this rank, in any FSDP unit. This rank may have no elements of the parameters in a unit.
 _any_state: ContextVar[Mapping[str, Any]] = ContextVar("_any_state")
 
 
-def _with_any_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _optim_state_dict(*args: Any, optim_state_dict: Mapping[str, Any], **kwargs: Any) -> Any:
-        states = optim_state_dict.get("state", {}).values()
-        with assigned(_any_state, next(filter(None, states), {})):
-            return original(*args, optim_state_dict=optim_state_dict, **kwargs)
-
-    return _optim_state_dict
+@replaces("_optim_state_dict")
+def _optim_state_dict(original: Function, /, *args: Any, optim_state_dict: Mapping[str, Any], **kwargs: Any) -> Any:
+    states = optim_state_dict.get("state", {}).values()
+    with assigned(_any_state, next(filter(None, states), {})):
+        return original(*args, optim_state_dict=optim_state_dict, **kwargs)
 
 
-def _with_keys_of_others(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def _map_param_key_to_optim_keys(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        if not (given.get("merge_keys") and given["optim_state_dict"]["state"]):
-            return original(*args, **kwargs)
-        names = [given["param_to_fqns"][parameter] for parameter in given["param_key_to_param"].values()]
-        key = sys.modules["torch.distributed.fsdp._optim_utils"]._OptimStateKey
-        managed = [key(tuple(one), True) for one in names if one[0] in given["fqn_to_fsdp_param_info"]]
-        with others_sending(lambda rank: managed):
-            return original(*args, **kwargs)
-
-    return _map_param_key_to_optim_keys
+@replaces("_map_param_key_to_optim_keys")
+def _map_param_key_to_optim_keys(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    if not (given.get("merge_keys") and given["optim_state_dict"]["state"]):
+        return original(*args, **kwargs)
+    names = [given["param_to_fqns"][parameter] for parameter in given["param_key_to_param"].values()]
+    key = sys.modules["torch.distributed.fsdp._optim_utils"]._OptimStateKey
+    managed = [key(tuple(one), True) for one in names if one[0] in given["fqn_to_fsdp_param_info"]]
+    with others_sending(lambda rank: managed):
+        return original(*args, **kwargs)
 
 
-def _with_states_of_others(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _gather_all_orig_param_state(info: Any, input_states: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        with others_sending(partial(_states_of, info, input_states)):
-            return original(info, input_states, *args, **kwargs)
-
-    return _gather_all_orig_param_state
+@replaces("_gather_all_orig_param_state")
+def _gather_all_orig_param_state(
+    original: Function, /, info: Any, input_states: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    with others_sending(partial(_states_of, info, input_states)):
+        return original(info, input_states, *args, **kwargs)
 
 
 def _states_of(info: Any, own: Mapping[str, Any], rank: int) -> dict[str, Any]:

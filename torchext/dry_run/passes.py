@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ..internals.patching import Function
 from .current import while_world_is_open
 
 __all__ = ["Passes", "is_in_backward"]
@@ -85,20 +86,11 @@ def _computes(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
 
 
-def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_in_backward():
-            for listener in list(_listeners):
-                listener()
-        return original(outputs, *args, **kwargs)
-
-    return _engine_run_backward
-
-
-def _install() -> None:
-    while_world_is_open.patch(
-        torch.autograd.graph, "_engine_run_backward", _noticing, "has no hook for the beginning of a backward pass"
-    )
-
-
-while_world_is_open.declare(_install)
+@while_world_is_open.replaces(
+    torch.autograd.graph, "_engine_run_backward", reason="has no hook for the beginning of a backward pass"
+)
+def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_in_backward():
+        for listener in list(_listeners):
+            listener()
+    return original(outputs, *args, **kwargs)

@@ -17,18 +17,19 @@ from .. import _C
 from ..fake.cuda.graphs import is_put_off
 from ..fake.values import assumes_values, note_exchange
 from ..internals.dispatch_keys import without_our_keys
+from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .agreement import agreed_values
 from .checks import check, tensors_of
 from .collectives import Collective, Place
 from .current import current, while_world_is_open
-from .late_imports import patch_late_imports
 from .overlaps import Overlaps
 from .places import ModuleNames, place_here
 
 __all__ = ["CollectiveListener", "Recorder"]
 
 Work: Any = torch._C._distributed_c10d.Work
+FakeWork: Any = torch._C._distributed_c10d.FakeWork
 ProcessGroup: Any = dist.ProcessGroup
 
 # The arguments that a collective reads and writes, by their names in the schemas of c10d. Others are read and written.
@@ -101,7 +102,6 @@ class Recorder:
         return alive if alive and len(alive) == len(found) else None
 
     def _record(self, name: str, values: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], object] | None:
-        patch_late_imports()
         operator = name.partition("::")[2]
         arguments = dict(zip(_parameters(name), values, strict=True))
         group = ProcessGroup.unbox(arguments.pop("process_group"))
@@ -221,14 +221,7 @@ def _stream(device: torch.device) -> int:
     return 0 if device.type == "cpu" or device.index is None else _C.current_fake_stream(device.index)
 
 
-def _watch_waits() -> None:
-    while_world_is_open.patch(Work, "get_future", _with_results, "returns a future without the results")
-    while_world_is_open.patch(Work, "is_completed", _completing, "is never true of collectives that do nothing")
-    while_world_is_open.patch(torch._C, "_collect_all", _delivering, "waits for futures in C++")
-    for work in (Work, getattr(torch._C._distributed_c10d, "FakeWork", Work)):
-        for name in ("wait", "synchronize", "block_current_stream", "result"):
-            if name in vars(work):
-                while_world_is_open.patch(work, name, _noting, "waits for a collective")
+# ---- Waits
 
 
 class _Results(torch.futures.Future[list[Tensor]]):
@@ -270,44 +263,36 @@ class _Results(torch.futures.Future[list[Tensor]]):
         super().add_done_callback(callback)
 
 
-def _with_results(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_future(work: Any) -> Any:
-        world = current()
-        results = None if world is None else world.recorder.results_of(work)
-        return original(work) if results is None else _Results(work, results)
-
-    return get_future
+@while_world_is_open.replaces(Work, "get_future", reason="returns a future without the results")
+def _get_future(original: Function, work: Any) -> Any:
+    world = current()
+    results = None if world is None else world.recorder.results_of(work)
+    return original(work) if results is None else _Results(work, results)
 
 
-def _delivering(original: Callable[..., Any]) -> Callable[..., Any]:
-    def collect_all(futures: Any) -> Any:
-        for future in futures:
-            if isinstance(future, _Results):
-                future.deliver()
-        return original(futures)
-
-    return collect_all
+@while_world_is_open.replaces(torch._C, "_collect_all", reason="waits for futures in C++")
+def _collect_all(original: Function, futures: Any) -> Any:
+    for future in futures:
+        if isinstance(future, _Results):
+            future.deliver()
+    return original(futures)
 
 
-def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def is_completed(work: Any) -> bool:
-        world = current()
-        if world is None:
-            return bool(original(work))
+@while_world_is_open.replaces(Work, "is_completed", reason="is never true of collectives that do nothing")
+def _is_completed(original: Function, work: Any) -> bool:
+    world = current()
+    if world is None:
+        return bool(original(work))
+    world.recorder.waited(work)
+    return True
+
+
+@while_world_is_open.replaces(FakeWork, "wait", reason="waits for a collective")
+@while_world_is_open.replaces(
+    Work, "wait", "synchronize", "block_current_stream", "result", reason="waits for a collective"
+)
+def _wait(original: Function, /, work: Any, *args: Any, **kwargs: Any) -> Any:
+    world = current()
+    if world is not None:
         world.recorder.waited(work)
-        return True
-
-    return is_completed
-
-
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        world = current()
-        if world is not None:
-            world.recorder.waited(work)
-        return original(work, *args, **kwargs)
-
-    return wait
-
-
-while_world_is_open.declare(_watch_waits)
+    return original(work, *args, **kwargs)

@@ -23,19 +23,28 @@ from ..fake.values import AssumedValues, assuming_values
 from ..internals.arguments import RenamedAttribute, check_is_int, renamed_keywords
 from ..internals.calls import Block
 from ..reports.model import DEFAULT_VALUES
-from . import compiling, data, ddp_reducer, fused, launchers, process_groups  # noqa: F401  (declares what is replaced)
-from .checked_agreement import agreeing_with_rank_0
-from .checkpoints import checkpoints_of_one_rank
+from . import (  # noqa: F401  (declares replacements)
+    checked_agreement,
+    checkpoints,
+    compiling,
+    data,
+    ddp_reducer,
+    fused,
+    launchers,
+    optimizer_shards,
+    paged_memory,
+    pipelining,
+    pretrained,
+    process_groups,
+    random_state,
+    saving,
+)
 from .collectives import Collective, CollectiveSummary, summarize
 from .current import Job, current, enter, leave, while_world_is_open
 from .environment import torchrun_environment
-from .late_imports import patch_late_imports
 from .meshes import separate_meshes
 from .nccl import names_of_nccl
-from .paged_memory import refusing_paged_memory
-from .pretrained import models_without_weights
 from .recorder import Recorder
-from .saving import not_writing_fakes
 from .store import SingleRankStore
 from .triton_driver import triton_in_a_world
 
@@ -141,7 +150,6 @@ class World(Job):
                 "torch.distributed.destroy_process_group() first."
             )
         with ExitStack() as block:
-            patch_late_imports()
             enter(self)
             block.callback(leave, self)
             block.callback(self.when_left.close)
@@ -161,13 +169,8 @@ class World(Job):
                 torch.cuda.set_device(self.local_rank)
             block.enter_context(compiling.remarking_on_graphs(self))
             block.enter_context(triton_in_a_world(self))
-            block.enter_context(refusing_paged_memory())
-            block.enter_context(agreeing_with_rank_0())
-            block.enter_context(models_without_weights())
             block.enter_context(separate_meshes())
             self._assumed = block.enter_context(assuming_values(self._policy))
-            block.enter_context(not_writing_fakes())
-            block.enter_context(checkpoints_of_one_rank())
             block.callback(_destroy_groups)
             block.callback(self.recorder.close)
             _C.observe_collectives(self.recorder.observe)

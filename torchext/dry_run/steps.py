@@ -37,6 +37,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import TensorWeakRef
 
 from ..fake.cuda.graphs import is_put_off
+from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .current import while_world_is_open
 from .passes import is_in_backward
@@ -263,17 +264,8 @@ def _is_in(updated: dict[int, TensorWeakRef], parameter: torch.Tensor) -> bool:
 _listeners: list[Callable[[Optimizer], Any]] = []
 
 
-def _noticing(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        for listener in list(_listeners):
-            listener(self)
-
-    return __init__
-
-
-def _install() -> None:
-    while_world_is_open.patch(Optimizer, "__init__", _noticing, "has no hook for new optimizers")
-
-
-while_world_is_open.declare(_install)
+@while_world_is_open.replaces(Optimizer, "__init__", reason="has no hook for new optimizers")
+def _init(original: Function, /, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    for listener in list(_listeners):
+        listener(self)

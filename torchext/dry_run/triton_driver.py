@@ -8,14 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from ..fake.cuda.libraries import launch_observers
-from ..internals.imports import once_imported
-from .current import Job
+from ..internals.imports import when_imported
+from .current import Job, current, while_world_is_open
 
 __all__ = ["triton_in_a_world"]
 
@@ -27,18 +28,23 @@ def triton_in_a_world(job: Job) -> Iterator[None]:
     """Count kernel launches, and replace the driver if the job has GPUs."""
     launch_observers.append(job.count_launch)
     try:
-        with once_imported(DRIVER, lambda: _answer(job)):
-            _answer(job)
-            yield
+        _replace_driver()
+        yield
     finally:
         launch_observers.remove(job.count_launch)
 
 
-def _answer(job: Job) -> None:
+def _replace_driver() -> None:
+    """Replace the driver until the open world ends, if it has GPUs and Triton is imported."""
+    job = current()
     config: Any = getattr(sys.modules.get(DRIVER), "driver", None)
-    if job.gpu is not None and hasattr(config, "set_active"):
-        job.when_left.callback(setattr, config, "_active", getattr(config, "_active", None))
+    active = getattr(config, "_active", None)
+    if job is not None and job.gpu is not None and hasattr(config, "set_active") and not isinstance(active, _Driver):
+        job.when_left.callback(setattr, config, "_active", active)
         config.set_active(_Driver())
+
+
+while_world_is_open.declare(partial(when_imported, DRIVER, _replace_driver))
 
 
 class _Driver:

@@ -18,6 +18,7 @@ from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from .. import _C, amp
 from ..amp import decorators
 from ..internals.leases import while_marks_live
+from ..internals.patching import Function
 from .entered import Guard, enter, leave
 from .results import bypass_package, results_of
 from .variables import FunctionOfOurs, GuardClass, break_graph, guard_attributes, guard_class, inline
@@ -226,24 +227,20 @@ WRAPPED = 1  # one of the kinds of `_C.amp_kind()`
 
 def declare() -> None:
     """Let Dynamo distinguish AmpTensors from ordinary tensors while AmpTensors exist."""
-    while_marks_live.declare(_patch_inputs, _patch_results)
-
-
-def _patch_inputs() -> None:
-    while_marks_live.patch(
-        VariableBuilder, "wrap_tensor", _marking, "makes fakes without the marks of the original tensors"
+    while_marks_live.replaces(
+        VariableBuilder, "wrap_tensor", reason="makes fakes without the marks of the original tensors"
+    )(_wrap_tensor)
+    while_marks_live.replaces(OutputGraph, "call_user_compiler", reason="allocates results without an operator")(
+        _call_user_compiler
     )
 
 
-def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wrap_tensor(self: Any, value: torch.Tensor) -> Any:
-        variable = original(self, value)
-        kind = _C.amp_kind(value)
-        if kind:
-            _note_input(self, variable, value, kind)
-        return variable
-
-    return wrap_tensor
+def _wrap_tensor(original: Function, self: Any, value: torch.Tensor) -> Any:
+    variable = original(self, value)
+    kind = _C.amp_kind(value)
+    if kind:
+        _note_input(self, variable, value, kind)
+    return variable
 
 
 def _note_input(builder: Any, variable: Any, value: torch.Tensor, kind: int) -> None:
@@ -264,19 +261,12 @@ def _note_input(builder: Any, variable: Any, value: torch.Tensor, kind: int) -> 
     install_guard(builder.source.make_guard(_guarding(kind)))
 
 
-def _patch_results() -> None:
-    while_marks_live.patch(OutputGraph, "call_user_compiler", _marking_results, "allocates results without an operator")
-
-
-def _marking_results(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call_user_compiler(self: Any, graph_module: Any, inputs: Any) -> Any:
-        compiled = original(self, graph_module, inputs)
-        if self.export or not _C.is_in_self_cleaning_region():
-            return compiled
-        bypass_package(self)
-        return _marking_as(_kinds_of_results(graph_module), compiled)
-
-    return call_user_compiler
+def _call_user_compiler(original: Function, self: Any, graph_module: Any, inputs: Any) -> Any:
+    compiled = original(self, graph_module, inputs)
+    if self.export or not _C.is_in_self_cleaning_region():
+        return compiled
+    bypass_package(self)
+    return _marking_as(_kinds_of_results(graph_module), compiled)
 
 
 def _kinds_of_results(graph_module: Any) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -17,13 +17,12 @@ from ..errors import DataDependentError, UnsupportedOperatorError
 from ..internals.arguments import renamed_keywords
 from ..internals.calls import Block
 from ..internals.leases import while_fakes_live
-from . import meta_functions, patches  # noqa: F401  (declares what is replaced)
+from . import patches as patches  # declares the patches
 from .copying import FakeCopy
 from .cuda import functions
-from .cuda.libraries import triton_launches_nothing
+from .cuda.libraries import skip_triton_launches
 from .fake_tensor_mode import fakes_on_this_thread
 from .threads import carry_blocks, carry_blocks_to_threads
-from .transformers import transformers_see_fakes
 
 __all__ = [
     "CacheInfo",
@@ -75,12 +74,8 @@ def fake_mode(*, gpu: bool | int | str | FakeGPU = False) -> Block:
 
 @contextmanager
 def _fake_mode(gpu: bool | int | str | FakeGPU) -> Iterator[None]:
-    with ExitStack() as block:
-        block.enter_context(while_fakes_live.hold())
-        block.enter_context(transformers_see_fakes())
-        block.enter_context(triton_launches_nothing())
-        block.enter_context(functions.fake_cuda(gpu))
-        block.enter_context(fakes_on_this_thread())
+    skip_triton_launches()
+    with while_fakes_live.hold(), functions.fake_cuda(gpu), fakes_on_this_thread():
         yield
 
 

@@ -7,20 +7,20 @@ both.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.fx.experimental.proxy_tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental import proxy_tensor
 
 from .. import _C
 from ..internals.leases import while_fakes_live
-from ..internals.patching import Concerns
+from ..internals.patching import Concerns, Function
 
-__all__ = ["fakes_on_this_thread", "install"]
+__all__ = ["fakes_on_this_thread"]
 
 
 class _Thread(threading.local):
@@ -69,68 +69,51 @@ def _resume() -> None:
         while_fakes_live.release()
 
 
-def install() -> None:
-    """Suspend our mode in the blocks of `FakeTensorMode`, and where it converts tensors."""
-    reason = "calls Meta kernels whose factories our mode makes fake"
-    while_fakes_live.patch(FakeTensorMode, "__enter__", _suspending, reason)
-    while_fakes_live.patch(FakeTensorMode, "__exit__", _resuming, reason)
-    while_fakes_live.patch(FakeTensorMode, "from_tensor", _suspending_meanwhile, reason)
-    _patch_reads_of_inputs()
-    if hasattr(torch._C, "_is_fake_tensor"):
-        _patch_tracing()
+# ---- Our mode is suspended in the blocks of `FakeTensorMode`, and where it converts tensors
 
 
-def _suspending(original: Callable[..., FakeTensorMode]) -> Callable[..., FakeTensorMode]:
-    def __enter__(self: FakeTensorMode) -> FakeTensorMode:
-        entered = original(self)
-        _suspend()
-        return entered
-
-    return __enter__
+MAKES_FAKES = "calls Meta kernels whose factories our mode makes fake"
 
 
-def _resuming(original: Callable[..., None]) -> Callable[..., None]:
-    def __exit__(self: FakeTensorMode, *error: Any) -> None:
+@while_fakes_live.replaces(FakeTensorMode, "__enter__", reason=MAKES_FAKES)
+def _enter_mode(original: Function, self: FakeTensorMode) -> Any:
+    entered = original(self)
+    _suspend()
+    return entered
+
+
+@while_fakes_live.replaces(FakeTensorMode, "__exit__", reason=MAKES_FAKES)
+def _exit_mode(original: Function, self: FakeTensorMode, *error: Any) -> None:
+    _resume()
+    original(self, *error)
+
+
+@while_fakes_live.replaces(FakeTensorMode, "from_tensor", reason=MAKES_FAKES)
+def _from_tensor(original: Function, /, self: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+    _suspend()
+    try:
+        return original(self, *args, **kwargs)
+    finally:
         _resume()
-        original(self, *error)
-
-    return __exit__
 
 
-def _suspending_meanwhile(original: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
-    def from_tensor(self: FakeTensorMode, *args: Any, **kwargs: Any) -> FakeTensor:
-        _suspend()
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            _resume()
-
-    return from_tensor
+# ---- Checks for FakeTensors
 
 
-def _patch_reads_of_inputs() -> None:
+@while_fakes_live.replaces(fake_tensor, "_is_plain_tensor", reason="decides if item() works", concerns=Concerns.FAKES)
+def _is_plain_tensor(original: Function, t: object) -> Any:
     """Dynamo reads integer inputs without dimensions, such as the counter of `torch.nn.BatchNorm1d`."""
-
-    def make(original: Callable[[object], bool]) -> Callable[[object], bool]:
-        def _is_plain_tensor(t: object) -> bool:
-            has_value = not (isinstance(t, torch.Tensor) and _C.is_fake(t)) or _C.is_deferred(t)
-            return has_value and original(t)
-
-        return _is_plain_tensor
-
-    while_fakes_live.patch(fake_tensor, "_is_plain_tensor", make, "decides if item() works", concerns=Concerns.FAKES)
+    has_value = not (isinstance(t, torch.Tensor) and _C.is_fake(t)) or _C.is_deferred(t)
+    return has_value and original(t)
 
 
-def _patch_tracing() -> None:
-    """Since 2.14 `make_fx()` assumes that any tensor with the `Fake` key belongs to a `FakeTensorMode`."""
+if hasattr(torch._C, "_is_fake_tensor"):
 
-    def make(original: Callable[..., torch.Tensor | None]) -> Callable[..., torch.Tensor | None]:
-        def snapshot_fake(val: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-            if isinstance(val, FakeTensor) or not _C.is_fake(val):
-                return original(val, *args, **kwargs)
-            return val.detach()
-
-        return snapshot_fake
-
-    module = torch.fx.experimental.proxy_tensor
-    while_fakes_live.patch(module, "snapshot_fake", make, "assumes that the Fake key marks PyTorch's FakeTensors")
+    @while_fakes_live.replaces(
+        proxy_tensor, "snapshot_fake", reason="assumes that the Fake key marks PyTorch's FakeTensors"
+    )
+    def _snapshot_fake(original: Function, /, val: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Since 2.14 `make_fx()` assumes this."""
+        if isinstance(val, FakeTensor) or not _C.is_fake(val):
+            return original(val, *args, **kwargs)
+        return val.detach()

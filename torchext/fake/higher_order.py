@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from functools import partial, wraps
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -31,14 +31,14 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..errors import DataDependentError
-from ..internals.dispatch_keys import is_constructing, making_fakes, pass_by
+from ..internals.dispatch_keys import is_constructing, making_fakes
 from ..internals.leases import while_fakes_live
+from ..internals.patching import Function
 
 __all__ = [
     "KERNEL_OF",
     "attending_by_kernel",
     "call_kernel",
-    "install",
     "is_flex_attention_compiled",
     "may_not_run",
     "that_may_not_run",
@@ -50,37 +50,23 @@ _FAKE: Any = _parse("Fake")
 _AUTOGRAD: Any = _parse("AutogradFunctionality")
 
 
-def install() -> None:
-    """Install the patches."""
-    pass_by(while_fakes_live)
-    while_fakes_live.patch(
-        _ops.HigherOrderOperator, "dispatch", _dispatching_ours, "has no implementation for our keys"
-    )
-    if hasattr(hop_utils, "_hop_compile_and_call"):
-        while_fakes_live.patch(hop_utils, "_hop_compile_and_call", _not_compiling, "compiles eager calls")
-    # For operators that call `torch.compile` themselves, such as flex_attention.
-    while_fakes_live.patch(hop_utils, "setup_compilation_env", _eager_on_our_thread, "prepares for compilation")
+@while_fakes_live.replaces(_ops.HigherOrderOperator, "dispatch", reason="has no implementation for our keys")
+def _dispatch(original: Function, self: Any, dispatch_key: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if not _takes_precedence(dispatch_key):
+        return original(self, dispatch_key, *args, **kwargs)
+    tensors = list(_tensors((args, kwargs)))
+    if not any(map(_C.is_fake, tensors)) and (dispatch_key != _FAKE or not _C.are_factories_fake()):
+        return original(self, dispatch_key, *args, **kwargs)
+    backend = _parse("CUDA" if any(tensor.is_cuda for tensor in tensors) else "CPU")
 
+    def run() -> Any:
+        return original(self, backend, *args, **kwargs)
 
-def _dispatching_ours(original: Callable[..., Any]) -> Callable[..., Any]:
-    def dispatch(self: Any, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _takes_precedence(dispatch_key):
-            return original(self, dispatch_key, *args, **kwargs)
-        tensors = list(_tensors((args, kwargs)))
-        if not any(map(_C.is_fake, tensors)) and (dispatch_key != _FAKE or not _C.are_factories_fake()):
-            return original(self, dispatch_key, *args, **kwargs)
-        backend = _parse("CUDA" if any(tensor.is_cuda for tensor in tensors) else "CPU")
-
-        def run() -> Any:
-            return original(self, backend, *args, **kwargs)
-
-        if tensors and all(_C.is_deferred(tensor) or not _C.is_fake(tensor) for tensor in tensors):
-            return run()
-        is_differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        with making_fakes():  # for results that an implementation allocates
-            return _run_on_fakes(self, run, is_differentiated, args, kwargs)
-
-    return dispatch
+    if tensors and all(_C.is_deferred(tensor) or not _C.is_fake(tensor) for tensor in tensors):
+        return run()
+    is_differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    with making_fakes():  # for results that an implementation allocates
+        return _run_on_fakes(self, run, is_differentiated, args, kwargs)
 
 
 def _takes_precedence(key: Any) -> bool:
@@ -194,21 +180,23 @@ def _data_dependent(name: str, what: str) -> Exception:
     )
 
 
-def _not_compiling(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(fn: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-        return fn(*args, **(kwargs or {})) if _involves_fakes((args, kwargs)) else original(fn, args, kwargs)
+@while_fakes_live.replaces(
+    hop_utils, "_hop_compile_and_call", needs="_hop_compile_and_call", reason="compiles eager calls"
+)
+def _hop_compile_and_call(original: Function, fn: Function, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+    return fn(*args, **(kwargs or {})) if _involves_fakes((args, kwargs)) else original(fn, args, kwargs)
 
-    return call
+
+@while_fakes_live.replaces(hop_utils, "setup_compilation_env", reason="prepares for compilation")
+def _setup_compilation_env(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    """For operators that call `torch.compile` themselves, such as flex_attention."""
+    return _run_eagerly(original(*args, **kwargs))  # errors about arguments quote its name
 
 
-def _eager_on_our_thread(original: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
-    @contextmanager
-    @wraps(original)  # errors quote the name
-    def setup_compilation_env() -> Iterator[Any]:
-        with original() as backend, set_stance("force_eager") if _makes_fakes() else nullcontext():
-            yield backend
-
-    return setup_compilation_env
+@contextmanager
+def _run_eagerly(environment: AbstractContextManager[Any]) -> Iterator[Any]:
+    with environment as backend, set_stance("force_eager") if _makes_fakes() else nullcontext():
+        yield backend
 
 
 def _makes_fakes() -> bool:

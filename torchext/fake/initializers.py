@@ -15,21 +15,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import _C
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.leases import while_fakes_live
+from ..internals.patching import Function
+from ..internals.torch_release import DIFFERENCES
 from .checks import is_fake_tensor, is_wrapper_of_fakes
 
-__all__ = ["CHUNK", "Sampler", "count_draws", "install", "sample"]
+__all__ = ["CHUNK", "Sampler", "count_draws", "sample"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def install() -> None:
-    """Install the patch.
-
-    Since 2.12 `trunc_normal_` loops while `mask.any()`, a read that would compute the tensor.
-    """
-    original = torch.nn.init._no_grad_trunc_normal_
-    quiet = _without_warnings(original)
+def _define_sampling() -> None:
+    """Define operators for `trunc_normal_` and its number of draws, so that it is recorded for deferred tensors."""
+    quiet = _without_warnings(torch.nn.init._no_grad_trunc_normal_)
     library = torch.library.Library("torchext", "FRAGMENT")
     library.define(
         "trunc_normal_(Tensor(a!) self, float mean, float std, float a, float b, *, Generator? generator=None)"
@@ -68,39 +66,46 @@ def install() -> None:
         library.impl("trunc_normal_", run, key)
     library.impl("trunc_normal_draws", draws, "CompositeExplicitAutograd")
     library.impl("trunc_normal_", fake, "Meta")
-
-    while_fakes_live.patch(
-        torch.nn.init, "_no_grad_trunc_normal_", _recorded_trunc_normal, "reads whether it must draw again"
-    )
     _libraries.append(library)
 
 
-def _recorded_trunc_normal(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def _no_grad_trunc_normal_(
-        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
-        if is_fake_tensor(tensor) and (tensor.is_conj() or tensor.is_neg()):
-            _call_on_nothing(original, _conjugated if tensor.is_conj() else _negated, mean, std, a, b)  # raises
-        if is_wrapper_of_fakes(tensor):
-            with torch.no_grad():
-                return tensor.normal_(mean, std, generator=generator)
-        if not is_fake_tensor(tensor) or not tensor.is_floating_point():
-            return original(tensor, mean, std, a, b, generator)
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            torch.empty(0).normal_()  # raises unless vmap() allows equal draws for all entries
+def _trunc_normal_(
+    original: Function,
+    tensor: torch.Tensor,
+    mean: float,
+    std: float,
+    a: float,
+    b: float,
+    generator: torch.Generator | None = None,
+) -> Any:
+    """Since 2.12 `trunc_normal_` loops while `mask.any()`, a read that would compute the tensor."""
+    if is_fake_tensor(tensor) and (tensor.is_conj() or tensor.is_neg()):
+        _call_on_nothing(original, _conjugated if tensor.is_conj() else _negated, mean, std, a, b)  # raises
+    if is_wrapper_of_fakes(tensor):
         with torch.no_grad():
-            if _never_rejects(mean, std, a, b):
-                return tensor.normal_(mean, std, generator=generator)
-            if not a - 2 * std <= mean <= b + 2 * std:
-                _call_on_nothing(original, torch.clone, mean, std, a, b)  # warns
-            torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
-            # One version for the first draw, and one for writing redrawn elements, which PyTorch skips only without
-            # rejections.
-            for _ in range(min(tensor.numel(), 1) + 1):
-                torch.autograd.graph.increment_version(tensor)
-            return tensor
+            return tensor.normal_(mean, std, generator=generator)
+    if not is_fake_tensor(tensor) or not tensor.is_floating_point():
+        return original(tensor, mean, std, a, b, generator)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        torch.empty(0).normal_()  # raises unless vmap() allows equal draws for all entries
+    with torch.no_grad():
+        if _never_rejects(mean, std, a, b):
+            return tensor.normal_(mean, std, generator=generator)
+        if not a - 2 * std <= mean <= b + 2 * std:
+            _call_on_nothing(original, torch.clone, mean, std, a, b)  # warns
+        torch.ops.torchext.trunc_normal_(tensor, mean, std, a, b, generator=generator)
+        # One version for the first draw, and one for writing redrawn elements, which PyTorch skips only without
+        # rejections.
+        for _ in range(min(tensor.numel(), 1) + 1):
+            torch.autograd.graph.increment_version(tensor)
+        return tensor
 
-    return _no_grad_trunc_normal_
+
+if DIFFERENCES["masks_of_truncated_normals"].applies:
+    while_fakes_live.declare(_define_sampling)
+    while_fakes_live.replaces(torch.nn.init, "_no_grad_trunc_normal_", reason="reads whether it must draw again")(
+        _trunc_normal_
+    )
 
 
 def _without_warnings(function: Callable[P, R]) -> Callable[P, R]:

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,33 +23,12 @@ from .. import _C
 from ..errors import DataDependentError
 from ..internals.imports import when_imported
 from ..internals.leases import while_fakes_live
-from ..internals.patching import patching_lock
+from ..internals.patching import Function, patching_lock
 from .values import assumes_values
 
-__all__ = ["install"]
+__all__: list[str] = []
 
 _HAS_CUDA_KERNEL = re.compile(r"\n(  structured_delegate:|    [^:\n]*CUDA)")
-
-
-def install() -> None:
-    """Install the patches. Calls that do not involve our fakes go to the originals, unchanged."""
-    while_fakes_live.patch(
-        torch._meta_registrations, "_meta_grouped_mm_common", _taking_all_dtypes, "takes bfloat16 only"
-    )
-    _C.provide("has_fake_implementation", _has_fake_implementation)
-    _C.set_native_functions(_native_functions)
-    _patch_device_hint()
-    while_fakes_live.patch(torch._prims_common, "alert_not_deterministic", _warning_in_cpp, "warns outside of C++")
-    while_fakes_live.patch(
-        torch._prims_common.wrappers,
-        "_resize_output_check",
-        _warning_of_resizing,
-        "warns outside of C++",
-    )
-    while_fakes_live.patch(
-        torch._library.fake_impl, "set_ctx_getter", _refusing_sizes, "mistakes our fakes for meta tensors"
-    )
-    while_fakes_live.patch(torch._lobpcg.LOBPCG, "run", _ending_without_values, "iterates until values converge")
 
 
 def _native_functions() -> tuple[set[str], set[str]]:
@@ -68,34 +47,39 @@ def _native_functions() -> tuple[set[str], set[str]]:
     return comparing, shared
 
 
+_C.set_native_functions(_native_functions)
+
+
 def _has_fake_implementation(name: str) -> bool:
     """Return whether `torch.library.register_fake` has registered a function for an operator."""
     return torch._library.simple_registry.singleton.find(name).fake_impl.kernel is not None
 
 
-def _ending_without_values(original: Callable[[torch._lobpcg.LOBPCG], None]) -> Callable[..., None]:
-    """Return `LOBPCG.run` that ends at the first read of a value.
+_C.provide("has_fake_implementation", _has_fake_implementation)
+
+
+# ---- Functions of Meta kernels. Calls that do not involve our fakes go to the originals, unchanged
+
+
+@while_fakes_live.replaces(torch._lobpcg.LOBPCG, "run", reason="iterates until values converge")
+def _run(original: Function, self: torch._lobpcg.LOBPCG) -> None:
+    """End at the first read of a value.
 
     Values decide how often `torch.lobpcg` iterates, but not the metadata of its results.
     """
-
-    @wraps(original)
-    def run(self: torch._lobpcg.LOBPCG) -> None:
-        try:
-            original(self)
-        except DataDependentError:
-            if assumes_values():  # by a policy that refuses this line
-                raise
-            if self.X.numel() == 0:
-                raise ZeroDivisionError("0.0 cannot be raised to a negative power") from None  # the norm of X is 0
-            matmul = torch._linalg_utils.matmul
-            product = matmul(self.A, self.X) - matmul(self.B, self.X) * self.E  # raises the errors of dtypes
-            if self.method == "ortho":
-                self.X = product
-            else:
-                self.X[:] = product
-
-    return run
+    try:
+        original(self)
+    except DataDependentError:
+        if assumes_values():  # by a policy that refuses this line
+            raise
+        if self.X.numel() == 0:
+            raise ZeroDivisionError("0.0 cannot be raised to a negative power") from None  # the norm of X is 0
+        matmul = torch._linalg_utils.matmul
+        product = matmul(self.A, self.X) - matmul(self.B, self.X) * self.E  # raises the errors of dtypes
+        if self.method == "ortho":
+            self.X = product
+        else:
+            self.X[:] = product
 
 
 class _LikeBFloat16:
@@ -110,77 +94,77 @@ class _LikeBFloat16:
         return getattr(self._matrix, name)
 
 
-def _taking_all_dtypes(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+_registrations: Any = torch._meta_registrations
+_PARAMETERS = inspect.signature(_registrations._meta_grouped_mm_common)
+
+
+@while_fakes_live.replaces(_registrations, "_meta_grouped_mm_common", reason="takes bfloat16 only")
+def _grouped_mm(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     """`aten::_grouped_mm` also supports float32 and float16, by a loop over the groups; its Meta function does not."""
-    signature = inspect.signature(original)
-
-    def common(*args: Any, **kwargs: Any) -> Tensor:
-        given = signature.bind(*args, **kwargs).arguments
-        a, b = given["mat_a"], given["mat_b"]
-        is_looped = a.dtype == b.dtype and a.dtype in (torch.float32, torch.float16) and given.get("scale_a") is None
-        if _C.meta_call_device() is None or not is_looped or given.get("out_dtype") not in (None, a.dtype):
-            return original(*args, **kwargs)
-        # checks the arguments
-        original(**{**given, "mat_a": _LikeBFloat16(a), "mat_b": _LikeBFloat16(b), "out_dtype": None})
-        registrations: Any = torch._meta_registrations
-        made: Tensor = registrations._create_grouped_mm_output_tensor(a, b, given.get("offs"), None)
-        return made
-
-    return common
+    given = _PARAMETERS.bind(*args, **kwargs).arguments
+    a, b = given["mat_a"], given["mat_b"]
+    is_looped = a.dtype == b.dtype and a.dtype in (torch.float32, torch.float16) and given.get("scale_a") is None
+    if _C.meta_call_device() is None or not is_looped or given.get("out_dtype") not in (None, a.dtype):
+        return original(*args, **kwargs)
+    # checks the arguments
+    original(**{**given, "mat_a": _LikeBFloat16(a), "mat_b": _LikeBFloat16(b), "out_dtype": None})
+    return _registrations._create_grouped_mm_output_tensor(a, b, given.get("offs"), None)
 
 
-def _refusing_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Handle fake functions of custom operators that need a size that depends on values (`torch.library.get_ctx()`)."""
-
-    @wraps(original)  # errors quote the name
-    def set_ctx_getter(ctx_getter: Callable[[], Any]) -> Any:
-        return original(ctx_getter if _C.meta_call_device() is None else lambda: _Context(ctx_getter))
-
-    return set_ctx_getter
+@while_fakes_live.replaces(
+    _registrations, "device_hint", reason="returns CUDA for tensors other than PyTorch's FakeTensors"
+)
+def _device_hint(original: Function, tensor: object) -> Any:
+    """Python Meta kernels need the device of a FakeTensor."""
+    return _C.meta_call_device() or original(tensor)
 
 
-def _warning_in_cpp(original: Callable[[str], None]) -> Callable[[str], None]:
+@while_fakes_live.replaces(torch._prims_common, "alert_not_deterministic", reason="warns outside of C++")
+def _alert_not_deterministic(original: Function, caller: str) -> None:
     """Warn like `Context::alertNotDeterministic()`, so that the warning of a Meta kernel can be captured."""
-
-    def alert_not_deterministic(caller: str) -> None:
-        if _C.meta_call_device() is None or not torch.is_deterministic_algorithms_warn_only_enabled():
-            original(caller)
-        else:
-            _C.warn_of_meta_kernel(
-                f"{caller} does not have a deterministic implementation, but you set "
-                "'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue at "
-                "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this "
-                "operation."
-            )
-
-    return alert_not_deterministic
+    if _C.meta_call_device() is None or not torch.is_deterministic_algorithms_warn_only_enabled():
+        original(caller)
+    else:
+        _C.warn_of_meta_kernel(
+            f"{caller} does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue at "
+            "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this "
+            "operation."
+        )
 
 
-def _warning_of_resizing(original: Callable[..., bool]) -> Callable[..., bool]:
+@while_fakes_live.replaces(torch._prims_common.wrappers, "_resize_output_check", reason="warns outside of C++")
+def _resize_output_check(original: Function, out: Tensor, shape: Sequence[int]) -> Any:
     """Warn like `resize_output_check()` (Resize.cpp)."""
+    if _C.meta_call_device() is None:
+        return original(out, shape)
+    is_needed = tuple(out.shape) != tuple(shape)
+    if is_needed and out.numel() != 0:
+        _C.warn_of_meta_kernel(
+            "An output with one or more elements was resized since it had shape "
+            f"{list(out.shape)}, which does not match the required output shape {list(shape)}. This behavior is "
+            "deprecated, and in a future PyTorch release outputs will not be resized unless they have zero "
+            "elements. You can explicitly reuse an out tensor t by resizing it, inplace, to zero elements with "
+            "t.resize_(0)."
+        )
+    return is_needed
 
-    def resize_output_check(out: Tensor, shape: Sequence[int]) -> bool:
-        if _C.meta_call_device() is None:
-            return original(out, shape)
-        is_needed = tuple(out.shape) != tuple(shape)
-        if is_needed and out.numel() != 0:
-            _C.warn_of_meta_kernel(
-                "An output with one or more elements was resized since it had shape "
-                f"{list(out.shape)}, which does not match the required output shape {list(shape)}. This behavior is "
-                "deprecated, and in a future PyTorch release outputs will not be resized unless they have zero "
-                "elements. You can explicitly reuse an out tensor t by resizing it, inplace, to zero elements with "
-                "t.resize_(0)."
-            )
-        return is_needed
 
-    return resize_output_check
+# ---- Fake functions of custom operators that need a size that depends on values (`torch.library.get_ctx()`)
+
+
+@while_fakes_live.replaces(torch._library.fake_impl, "set_ctx_getter", reason="mistakes our fakes for meta tensors")
+def _set_ctx_getter(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    if _C.meta_call_device() is None:
+        return original(*args, **kwargs)  # errors about arguments quote its name
+    return original(lambda: _Context(*args, **kwargs))
 
 
 class _Context:
     """The context of a fake function while it runs for our fakes."""
 
-    def __init__(self, refuse: Callable[[], object]) -> None:
-        self._refuse = refuse
+    def __init__(self, ctx_getter: Callable[[], object]) -> None:
+        self._refuse = ctx_getter
 
     def new_dynamic_size(self, **bounds: int | None) -> NoReturn:
         """Raise, because no symbolic number can represent the size."""
@@ -198,16 +182,6 @@ class _Context:
         except RuntimeError as error:  # begins with the operator's name
             return str(error).split(" ", 1)[0]
         return "the operator"
-
-
-def _patch_device_hint() -> None:
-    """`device_hint()` returns the device of a FakeTensor for Python Meta kernels, and CUDA for other tensors."""
-
-    def make(original: Callable[..., str]) -> Callable[..., str]:
-        return lambda tensor: _C.meta_call_device() or original(tensor)
-
-    reason = "returns CUDA for tensors other than PyTorch's FakeTensors"
-    while_fakes_live.patch(torch._meta_registrations, "device_hint", make, reason)
 
 
 # ---- Meta kernels without Dynamo

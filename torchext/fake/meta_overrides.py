@@ -19,9 +19,10 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from .. import _C
+from ..internals.leases import while_fakes_live
 from ..internals.torch_release import DIFFERENCES
 
-__all__ = ["MetaCall", "install"]
+__all__ = ["MetaCall"]
 
 Results = tuple[Any, ...]
 Override = Callable[..., Results]
@@ -55,11 +56,6 @@ class MetaCall:
         """Call PyTorch's Meta kernel, with `changed` instead of these arguments. Return all results in a tuple."""
         assert self._run is not None, "only functions that wrap a Meta kernel run it"
         return self._run(changed)
-
-
-def install() -> None:
-    """Make calls on fakes use the functions of this module."""
-    _C.set_meta_overrides(MetaCall, _REPLACING, _WRAPPING, _COMPLETING)
 
 
 def _register(functions: dict[str, Override], operators: str) -> Callable[[Override], Override]:
@@ -520,3 +516,6 @@ def _in_format_of_groups(memory_format: torch.memory_format, groups: int, result
 
 def _like(tensor: Tensor, result: Tensor) -> Tensor:
     return tensor.to(result.dtype, copy=True)  # of meta tensors without elements, `empty_like()` loses the strides
+
+
+while_fakes_live.declare(partial(_C.set_meta_overrides, MetaCall, _REPLACING, _WRAPPING, _COMPLETING))

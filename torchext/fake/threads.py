@@ -16,17 +16,14 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from .. import _C
 from ..internals.leases import Lease, while_fakes_live
+from ..internals.patching import Function
 from .cuda import functions
 from .fake_tensor_mode import fakes_on_this_thread
-from .transformers import transformers_see_fakes
 
 __all__ = ["carry_blocks", "carry_blocks_to_threads"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Functions that start a thread: `threading` calls the second since Python 3.13, and the first before.
-STARTERS = ("start_new_thread", "start_joinable_thread")
 
 
 class _Thread(threading.local):
@@ -65,7 +62,7 @@ class _Blocks(NamedTuple):
         outer, carries = _C.set_memory_scope(-1, _OTHER_PHASE, self.traces_lines), _thread_state.carries
         _thread_state.carries = self.carries
         try:
-            with while_fakes_live.hold(), transformers_see_fakes(), functions.same_devices(self.devices, self.gpu):
+            with while_fakes_live.hold(), functions.same_devices(self.devices, self.gpu):
                 if self.makes_fakes:
                     with fakes_on_this_thread():
                         yield
@@ -124,22 +121,16 @@ def carry_blocks_to_threads() -> Iterator[None]:
         _thread_state.carries = carries
 
 
-def _starting_in_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
-    def start(*args: Any, **kwargs: Any) -> Any:
-        if not _thread_state.carries:
-            return original(*args, **kwargs)
-        if args:
-            return original(carry_blocks(args[0]), *args[1:], **kwargs)
-        return original(**{**kwargs, "function": carry_blocks(kwargs["function"])})
-
-    return start
-
-
-def _replaced_functions() -> None:
-    for name in STARTERS:
-        if hasattr(_thread, name):
-            _while_threads_are_carried.patch(_thread, name, _starting_in_blocks, "starts threads that are in no block")
-
-
 _while_threads_are_carried = Lease("a block of carry_blocks_to_threads() is open")
-_while_threads_are_carried.declare(_replaced_functions)
+STARTS = "starts threads that are in no block"
+
+
+# `threading` calls the first since Python 3.13, and the second before.
+@_while_threads_are_carried.replaces(_thread, "start_joinable_thread", needs="start_joinable_thread", reason=STARTS)
+@_while_threads_are_carried.replaces(_thread, "start_new_thread", reason=STARTS)
+def _start(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    if not _thread_state.carries:
+        return original(*args, **kwargs)
+    if args:
+        return original(carry_blocks(args[0]), *args[1:], **kwargs)
+    return original(**{**kwargs, "function": carry_blocks(kwargs["function"])})

@@ -15,7 +15,7 @@ import re
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from ..descriptions.assumed_value import INTEGER, NUMBER, OTHER, SHAPE, TRUTH, A
 from ..errors import DataDependentError
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.leases import Lease
+from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .routing import ROUTING, Balanced, Routing, make_routing, routing_module
 
@@ -56,7 +57,7 @@ OF_MODES = {
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
 } | {
     str(Path(__file__).parent / "patches" / name)
-    for name in ("tensors.py", "python_data.py")  # before 2.13 they call operators for dispatch modes; they patch reads
+    for name in ("tensors.py", "python_data.py")  # they replace functions that read values
 }
 
 # Largest number of distinct answers that a report shows for one place.
@@ -310,33 +311,29 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
             _C.assume_nothing()
 
 
-def _patch_reads() -> None:
-    for name in ("tolist", "numpy", "__array__"):
-        while_values_are_assumed.patch(
-            torch.Tensor, name, partial(_reading_values, name=name), "reads memory without calling an operator"
+def _read_values(original: Function, /, self: torch.Tensor, *args: Any, name: str, **kwargs: Any) -> Any:
+    is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
+    if not is_fake or not _assumed or self.layout is not torch.strided:
+        return original(self, *args, **kwargs)
+    is_forced = name == "numpy" and bool(kwargs.get("force"))
+    if name != "tolist" and self.device.type != "cpu" and not is_forced:
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            "memory first."
         )
+    value = _C.value_for_reading(self)
+    if _C.known_value(self) is None:
+        frame = _reader(sys._getframe(1))
+        kind = _C.kind_of_values([self])
+        _assumed[-1].note(f"Tensor.{name}", _shown(value), frame, _kind_of(self.dtype), kind)
+    with without_our_keys():
+        return original(value.detach().requires_grad_(self.requires_grad), *args, **kwargs)
 
 
-def _reading_values(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
-        if not is_fake or not _assumed or self.layout is not torch.strided:
-            return original(self, *args, **kwargs)
-        is_forced = name == "numpy" and bool(kwargs.get("force"))
-        if name != "tolist" and self.device.type != "cpu" and not is_forced:
-            raise TypeError(
-                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
-                "memory first."
-            )
-        value = _C.value_for_reading(self)
-        if _C.known_value(self) is None:
-            frame = _reader(sys._getframe(1))
-            kind = _C.kind_of_values([self])
-            _assumed[-1].note(f"Tensor.{name}", _shown(value), frame, _kind_of(self.dtype), kind)
-        with without_our_keys():
-            return original(value.detach().requires_grad_(self.requires_grad), *args, **kwargs)
-
-    return read
+for _name in ("tolist", "numpy", "__array__"):
+    while_values_are_assumed.replaces(torch.Tensor, _name, reason="reads memory without calling an operator")(
+        partial(_read_values, name=_name)
+    )
 
 
 def _shown(value: torch.Tensor) -> str:
@@ -345,9 +342,6 @@ def _shown(value: torch.Tensor) -> str:
         return f"{value.numel()} numbers"
     with without_our_keys():
         return str(value.tolist())
-
-
-while_values_are_assumed.declare(_patch_reads)
 
 
 # ---- Policies for reads

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _C
 from ..internals.leases import Lease, settle, while_marks_live
-from ..internals.patching import Concerns, patching_lock
+from ..internals.patching import Concerns, Function, patching_lock
 
 __all__ = ["Origin", "are_all_blocks_traced", "origin", "trace_origins"]
 
@@ -98,53 +98,35 @@ def _hold_while_tracing(enabled: bool) -> None:
         _is_tracing_all = enabled
 
 
-def _patch_mode_of_pytorch() -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(self: torch.inference_mode) -> None:
-            original(self)
-            if self.mode:
-                _trace_here()  # until PyTorch's guard restores the keys of the thread
-
-        return enter
-
-    def make_exit(original: Callable[..., Any]) -> Callable[..., Any]:
-        def leave(self: torch.inference_mode, *error: Any) -> Any:
-            result = original(self, *error)
-            _C.drop_stale_demands()
-            return result
-
-        return leave
-
-    _while_all_blocks_trace.patch(torch.inference_mode, "__enter__", make, "runs no operator when a block begins")
-    _while_all_blocks_trace.patch(torch.inference_mode, "__exit__", make_exit, "runs no operator when a block ends")
+@_while_all_blocks_trace.replaces(torch.inference_mode, "__enter__", reason="runs no operator when a block begins")
+def _enter(original: Function, self: torch.inference_mode) -> None:
+    original(self)
+    if self.mode:
+        _trace_here()  # until PyTorch's guard restores the keys of the thread
 
 
-def _patch_version() -> None:
-    """Add notes to errors of `Tensor._version`, which is not an operator."""
-    reason = "raises errors about inference tensors without calling an operator"
-    while_marks_live.patch(torch.Tensor, "_version", _noting, reason, concerns=Concerns.MARKS)
+@_while_all_blocks_trace.replaces(torch.inference_mode, "__exit__", reason="runs no operator when a block ends")
+def _exit(original: Function, self: torch.inference_mode, *error: Any) -> Any:
+    result = original(self, *error)
+    _C.drop_stale_demands()
+    return result
 
 
-def _patch_custom_functions() -> None:
-    """Add notes to errors about saved tensors, which PyTorch checks after the operators of `forward()`."""
-    # A class method, in Python before 2.15 and in C since then.
-    reason = "checks saved tensors after forward() has returned"
-    while_marks_live.patch(torch.autograd.Function, "apply", _noting, reason)  # `forward()` may have closed over them
-
-
-_while_all_blocks_trace.declare(_patch_mode_of_pytorch)
-while_marks_live.declare(_patch_version, _patch_custom_functions)
-
-
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except RuntimeError as error:
-            _add_note(error, args)
-            raise
-
-    return call
+# A class method, in Python before 2.15 and in C since then. `forward()` may have closed over inference tensors.
+@while_marks_live.replaces(torch.autograd.Function, "apply", reason="checks saved tensors after forward() has returned")
+@while_marks_live.replaces(
+    torch.Tensor,
+    "_version",
+    reason="raises errors about inference tensors without calling an operator",
+    concerns=Concerns.MARKS,
+)
+def _add_notes(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    """Add notes to errors that operators do not raise."""
+    try:
+        return original(*args, **kwargs)
+    except RuntimeError as error:
+        _add_note(error, args)
+        raise
 
 
 def _add_note(error: RuntimeError, values: Iterable[Any]) -> None:

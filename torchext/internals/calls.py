@@ -20,7 +20,6 @@ __all__ = [
     "call_in_block",
     "call_in_way",
     "run_in_block",
-    "running_in",
     "skip_frames",
 ]
 
@@ -129,19 +128,6 @@ def run_in_block(block: AbstractContextManager[object], function: Function) -> F
             return function(*args, **kwargs)
 
     return cast("Function", run)
-
-
-def running_in(make: Callable[[], AbstractContextManager[object]]) -> Callable[[AnyFunction], AnyFunction]:
-    """Return the maker of a patch whose replacement calls the original in a block that `make` returns."""
-
-    def replacing(original: AnyFunction) -> AnyFunction:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with make():
-                return original(*args, **kwargs)
-
-        return run
-
-    return replacing
 
 
 class Block:

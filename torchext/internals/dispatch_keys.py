@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch import _ops
 
 from .. import _C
-from .leases import Lease
+from .leases import while_fakes_live, while_marks_live
+from .patching import Function
 
-__all__ = ["is_constructing", "making_fakes", "pass_by", "with_our_keys", "without_our_keys"]
+__all__ = ["is_constructing", "making_fakes", "with_our_keys", "without_our_keys"]
 
 _FAKE, _DEFERRED_INIT = (torch._C._dispatch_key_parse(name) for name in ("Fake", "DeferredInit"))
 _OURS = torch._C.DispatchKeySet(_FAKE).add(_DEFERRED_INIT)
@@ -59,20 +60,14 @@ _NAMES = ("TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper", "DeferredIn
 _KEYS = [_torch._parse_dispatch_key(name) for name in _NAMES]
 
 
-def pass_by(lease: Lease) -> None:
-    """Let all higher-order operators choose by the keys below ours while the lease is held."""
-    reason = "has no implementation for our keys"
-    lease.patch(_ops.HigherOrderOperator, "dispatch", _passing_by, reason)
-
-
-def _passing_by(original: Callable[..., Any]) -> Callable[..., Any]:
-    def dispatch(self: Any, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
-        if dispatch_key not in _KEYS:
-            return original(self, dispatch_key, *args, **kwargs)
-        others = self.non_fallthrough_keys
-        for key in _KEYS:
-            others = others.remove(key)
-        compute_keys: Any = _ops._compute_keyset
-        return self.dispatch(compute_keys(args, kwargs, others).highestPriorityTypeId(), *args, **kwargs)
-
-    return dispatch
+@while_marks_live.replaces(_ops.HigherOrderOperator, "dispatch", reason="has no implementation for our keys")
+@while_fakes_live.replaces(_ops.HigherOrderOperator, "dispatch", reason="has no implementation for our keys")
+def _pass_by(original: Function, self: Any, dispatch_key: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Let all higher-order operators choose by the keys below ours."""
+    if dispatch_key not in _KEYS:
+        return original(self, dispatch_key, *args, **kwargs)
+    others = self.non_fallthrough_keys
+    for key in _KEYS:
+        others = others.remove(key)
+    compute_keys: Any = _ops._compute_keyset
+    return self.dispatch(compute_keys(args, kwargs, others).highestPriorityTypeId(), *args, **kwargs)

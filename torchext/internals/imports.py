@@ -1,85 +1,49 @@
-"""Imports at the first use, and calls of functions when a module has been imported: during a block, or at any time."""
+"""Imports at the first use, and calls of functions when a module has been imported."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import threading
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["names_from", "once_imported", "patch_imported", "patching", "when_imported"]
-
-_patched: set[tuple[str, int, Callable[[ModuleType], None]]] = set()
-
-
-@contextmanager
-def once_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` after the module is imported, if that happens in the block. Earlier imports do not count.
-
-    Args:
-        name: The full name of the module.
-        act: Called by the importing thread.
-    """
-    if name in sys.modules:
-        yield
-        return
-    finder = _Finder(name, act)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
-def patch_imported(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> None:
-    """Call `patch` with a module if it has been imported, once per process.
-
-    Several features may patch the same module, each with its own `patch`.
-
-    Args:
-        name: The full name of the module.
-        needs: Attributes that the module must have. They are missing while another thread imports it, and in some
-            releases.
-        patch: Declares patches.
-    """
-    module = sys.modules.get(name)
-    key = name, id(module), patch
-    if module is not None and all(hasattr(module, need) for need in needs) and key not in _patched:
-        _patched.add(key)
-        patch(module)
-
-
-@contextmanager
-def patching(name: str, needs: Sequence[str], patch: Callable[[ModuleType], None]) -> Iterator[None]:
-    """Call `patch_imported()` for a module that is imported before or in the block. The patches outlast the block."""
-    act = partial(patch_imported, name, needs, patch)
-    act()
-    with once_imported(name, act):
-        yield
+__all__ = ["is_imported", "names_from", "when_imported"]
 
 
 def when_imported(name: str, act: Callable[[], None]) -> None:
-    """Call `act` after the module is imported: immediately if it has been imported, else on import.
+    """Call `act` once, after the module is imported: immediately if it has been imported, else on import.
 
     Args:
         name: The full name of the module.
-        act: Called once, by the importing thread.
+        act: Called by the importing thread, which other threads may wait for. If a thread is importing the module now,
+            called by a new thread afterwards.
     """
-    if name in sys.modules:
+    if is_imported(name):
         act()
-        return
+    elif name in sys.modules:
 
-    def act_once() -> None:
-        sys.meta_path.remove(finder)
-        act()
+        def wait() -> None:
+            try:
+                import_module(name)
+            except Exception:  # the importing thread raises it
+                return
+            act()
 
-    finder = _Finder(name, act_once)
-    sys.meta_path.insert(0, finder)
+        threading.Thread(target=wait, name=f"torchext: wait for {name}", daemon=True).start()
+    else:
+        _actions.setdefault(name, []).append(act)
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+
+
+def is_imported(name: str) -> bool:
+    """Return true if the module has been imported. While a thread runs its code, some of its attributes are missing."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def names_from(package: str, *homes: str) -> Callable[[str], Any]:
@@ -101,32 +65,36 @@ def names_from(package: str, *homes: str) -> Callable[[str], Any]:
     return find
 
 
-class _Finder(MetaPathFinder):
-    """Finds one module through the other finders."""
+_actions: dict[str, list[Callable[[], None]]] = {}
 
-    def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self._name = name
-        self._act = act
+
+class _Finder(MetaPathFinder):
+    """Finds the modules with actions through the other finders. It is in `sys.meta_path` while there are actions."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname not in _actions:
             return None
         after = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(fullname, path, target) for finder in after)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._act)
+            spec.loader = _Loader(spec.loader)
         return spec
 
 
-class _Loader(Loader):
-    """Loads a module like `original`, and then calls the action."""
+_finder = _Finder()
 
-    def __init__(self, original: Loader, act: Callable[[], None]) -> None:
+
+class _Loader(Loader):
+    """Loads a module like `original`, and then calls its actions."""
+
+    def __init__(self, original: Loader) -> None:
         self._original = original
-        self._act = act
+
+    def __getattr__(self, name: str) -> Any:  # such as `get_code()`, which `runpy` calls
+        return getattr(self._original, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._original.create_module(spec)
@@ -136,4 +104,7 @@ class _Loader(Loader):
             module.__spec__.loader = self._original
         module.__loader__ = self._original
         self._original.exec_module(module)
-        self._act()
+        for act in _actions.pop(module.__name__, ()):
+            act()
+        if not _actions and _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)

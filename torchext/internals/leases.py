@@ -1,18 +1,30 @@
 """Leases: patches of PyTorch functions that are installed while they are needed, and removed afterwards.
 
 The holders of a lease are open blocks and live tensors of torchext: NOTE [Leases on PyTorch's functions],
-leases.h. Each feature declares its patches once, with `Lease.patch()`. They are installed for the first holder of the
-lease and removed after the last.
+leases.h. Each feature declares its patches once, with the decorator `Lease.replaces()`:
+
+    registered --(the first holder begins)--> declared <--(no holder)-- installed
+        |                                        |                          ^
+        |                                        +-----(a holder exists)----+
+        +--(its module is not imported)--> awaited --(it is)--> declared
+
+Registering costs almost nothing. Declaring finds the owner of the attribute, and installing exchanges implementations.
 """
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from .. import _C
-from .patching import Concerns, Make, Patch, Patchable, Steps, patching_lock
+from .imports import is_imported, when_imported
+from .patching import Concerns, Function, Make, Patch, Patchable, Steps, patching_lock
+
+Replacement = TypeVar("Replacement", bound=Function)
 
 __all__ = ["Lease", "leases", "settle", "while_autocasting", "while_fakes_live", "while_marks_live"]
 
@@ -46,12 +58,56 @@ class Lease:
         return self._count.is_active() == self._count.is_held()
 
     def declare(self, *declarations: Callable[[], None]) -> None:
-        """Register functions that call `patch()`. They are called before the patches are first needed."""
+        """Register functions that call `patch()`, which are called before the patches are first needed."""
         with patching_lock:
             _C.withdraw_switches()  # the offered steps do not include these declarations
             self._declarations += declarations
             if self.is_active:
                 self.prepare()
+
+    def replaces(
+        self, owner: Any, *names: str, reason: str, needs: str | None = None, **options: Any
+    ) -> Callable[[Replacement], Replacement]:
+        """Return a decorator that declares a function as the replacement of attributes of a module or a class.
+
+        The function receives the original (or, with several patches of one attribute, the previous replacement) as its
+        first argument, and then the arguments of the call.
+
+        Args:
+            owner: The module or the class, or its name, such as "torch.nn" or "torch.nn.modules.rnn:RNNBase": the
+                patches are then declared after the program has imported the module.
+            *names: The names of the attributes.
+            reason: The PyTorch behavior that needs these patches.
+            needs: Declare the patches only if `owner` has this attribute, which some releases or builds do not have.
+            **options: Further arguments of `patch()`.
+        """
+
+        def declare(function: Replacement) -> Replacement:
+            def declare_for(owner: Any) -> None:
+                if needs is None or hasattr(owner, needs):
+                    for name in names:
+                        self.patch(owner, name, partial(partial, function), reason, **options)
+
+            self.declare(partial(self._find, owner, declare_for))
+            return function
+
+        return declare
+
+    def _find(self, owner: Any, declare: Callable[[Any], None]) -> None:
+        """Call `declare` with the owner of patches, after the module of that name has been imported."""
+        if not isinstance(owner, str):
+            declare(owner)
+            return
+        module, _, name = owner.partition(":")
+
+        def find() -> None:
+            found = sys.modules[module]
+            declare(operator.attrgetter(name)(found) if name else found)
+
+        if is_imported(module):
+            find()
+        else:  # other threads may wait for the import
+            when_imported(module, partial(patching_lock.run_soon, find))
 
     def patch(
         self,
@@ -65,7 +121,7 @@ class Lease:
         is_added: bool = False,
         releases: str = "all",
     ) -> Patch:
-        """Declare the replacement of an attribute of a module or a class.
+        """Declare the replacement of an attribute, now.
 
         Args:
             owner: The module or the class. An inherited function is replaced for all classes that inherit it.

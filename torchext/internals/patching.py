@@ -39,11 +39,11 @@ from .calls import skip_frames
 __all__ = ["Concerns", "Make", "Patch", "Patchable", "Steps", "once", "patching_lock"]
 
 Function = Callable[..., Any]
-Make = Callable[[Any], Any]
-"""Receives the function to call for everything that the patch does not handle, and returns the replacement. The
-replacement is called like the original, except that a Python function passes arguments by position where possible, with
-defaults filled in. For a value, it receives and returns a value.
+"""A replacement. Its first argument is the function to call for everything that the patch does not handle. The others
+are those of the call; a Python function passes them by position where possible, with defaults filled in.
 """
+Make = Callable[[Any], Any]
+"""Receives the value of an attribute, and returns the value that replaces it."""
 
 
 class Concerns(enum.IntFlag):
@@ -62,6 +62,7 @@ class Patch:
     Attributes:
         owner: The module or the class with the attribute.
         name: The name of the attribute.
+        make: Receives the original or an earlier replacement, and returns what replaces it.
         reason: The PyTorch behavior that needs the patch.
         lease: The lease that installs it.
         releases: The releases of PyTorch that need it.
@@ -192,8 +193,9 @@ class Patchable:
             for patch in patches:
                 function = patch.make(function)
                 concerns |= patch.concerns
-                if isinstance(function, FunctionType) and not is_traced:
-                    skip_frames(function.__code__)
+                code = getattr(_innermost(function), "__code__", None)
+                if code is not None and not is_traced:
+                    skip_frames(code)
             self._made[patches] = self._make(patches, function, concerns, is_traced)
         self._exchange(self._made[patches] if patches else self._own, steps)
 
@@ -207,6 +209,13 @@ class Patchable:
 
     def _others(self, wanted: Any) -> list[Any]:
         return [other for other in (self._own, *self._made.values()) if other is not wanted]
+
+
+def _innermost(function: Any) -> Any:
+    """Return the function of a `functools.partial`, or the function itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 class _PythonFunction(Patchable):

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ...internals.leases import Lease
+from .answers import answers, while_devices_exist
 from .devices import DEVICES
 from .graphs import is_capturing
 from .libraries import LIBRARIES, NO_KERNELS, NO_POOLS, cudart, refusing_call, settings
 from .memory import MEMORY
 from .streams import STREAMS
 
-__all__ = ["ADDED", "REFUSED", "REPLACED", "SETTINGS", "TUNING", "patch_cuda_builds", "refuse_tuning"]
+__all__ = ["ADDED", "REFUSED", "REPLACED", "SETTINGS", "TUNING", "refuse_tuning"]
 
 NO_NCCL = (
     "Communicators of torch.cuda.nccl are not simulated on fake CUDA devices. Use torch.distributed: a dry run "
@@ -193,17 +192,14 @@ ADDED: dict[str, Callable[..., Any]] = {
     "_nccl_version_suffix": lambda: b"",
 }
 
+REASON = "is not in builds for CPUs"
 
-def patch_cuda_builds(lease: Lease, answering: Callable[..., Any]) -> None:
-    """Declare the functions.
 
-    Args:
-        lease: Held while any thread has fake devices.
-        answering: Given an original and `answer`, returns a function that calls `answer` on threads with fake devices.
-    """
-    reason = "is not in builds for CPUs"
-    missing = {name: answer for name, answer in ADDED.items() if not hasattr(torch._C, name)}
-    for name, answer in (REPLACED | missing).items():
-        lease.patch(torch._C, name, partial(answering, answer=answer), reason, is_added=True)
-    if not hasattr(torch._C, "_cudart"):
-        lease.patch(torch._C, "_cudart", lambda original: cudart(), reason, is_added=True)
+def _declare_runtime() -> None:
+    while_devices_exist.patch(torch._C, "_cudart", lambda original: cudart(), REASON, is_added=True)
+
+
+_missing = {name: answer for name, answer in ADDED.items() if not hasattr(torch._C, name)}
+answers(torch._C, REPLACED | _missing, reason=REASON, is_added=True)
+if not hasattr(torch._C, "_cudart"):
+    while_devices_exist.declare(_declare_runtime)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from ... import _C
+from ...internals.patching import Function
+from .answers import while_devices_exist
 
-__all__ = ["DEVICES", "QUERIES", "check_index", "compiling", "index_of", "initializing"]
+__all__ = ["DEVICES", "QUERIES", "check_index", "index_of"]
 
 
 def index_of(device: Any = None) -> int:
@@ -73,23 +75,21 @@ def _get_device_properties(device: Any = None) -> SimpleNamespace:
     )
 
 
-def initializing(original: Callable[[], None]) -> Callable[[], None]:
-    """Replace `torch.cuda._lazy_init()`, which functions of `torch.cuda` call first."""
-
-    def _lazy_init() -> None:
-        if _C.fake_cuda_devices():
-            _C.set_fake_cuda_initialized()
-        elif torch._C._has_cuda:
-            original()
-        else:
-            raise AssertionError("Torch not compiled with CUDA enabled")  # `original` would look for the functions
-
-    return _lazy_init
+@while_devices_exist.replaces(torch.cuda, "_lazy_init", reason="looks for real CUDA devices", is_traced=True)
+def _lazy_init(original: Function) -> None:
+    """Functions of `torch.cuda` call it first."""
+    if _C.fake_cuda_devices():
+        _C.set_fake_cuda_initialized()
+    elif torch._C._has_cuda:
+        original()
+    else:
+        raise AssertionError("Torch not compiled with CUDA enabled")  # `original` would look for the functions
 
 
-def compiling(original: Callable[[], bool]) -> Callable[[], bool]:
-    """Replace `torch.cuda._is_compiled()`, which would find the functions of `DEVICES` on all threads."""
-    return lambda: bool(torch._C._has_cuda or _C.fake_cuda_devices())
+@while_devices_exist.replaces(torch.cuda, "_is_compiled", reason="looks for real CUDA devices", is_traced=True)
+def _is_compiled(original: Function) -> bool:
+    """The original would find the functions of `DEVICES` on all threads."""
+    return bool(torch._C._has_cuda or _C.fake_cuda_devices())
 
 
 # Functions of `torch.cuda`, and of `torch._C` in builds for CUDA.

@@ -7,7 +7,7 @@ in such a block, and answer for the fake devices on those threads only.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,25 +17,19 @@ from torch.accelerator._utils import _get_device_index
 
 from ... import _C
 from ...descriptions.gpus import FakeGPU, as_fake_gpu
-from ...internals.leases import Lease, while_fakes_live
-from ...internals.patching import once
-from .builds import patch_cuda_builds, refuse_tuning
-from .devices import QUERIES, compiling, initializing
+from ...internals.leases import while_fakes_live
+from ...internals.patching import Function, once
+from . import parallel as parallel  # declares its patches
+from .answers import answers, while_devices_exist
+from .builds import refuse_tuning
+from .devices import QUERIES
 from .graphs import GRAPHS, FakeGraph, FakePool
-from .libraries import NO_POOLS, patch_libraries, refusing_call, settings
-from .memory import ACCELERATOR_MEMORY, checking_settings, forget_program, pinning_numbers
-from .parallel import patch_comm
-from .random import RANDOM, generators_by_thread
+from .libraries import NO_POOLS, refusing_call, settings
+from .memory import forget_program
+from .random import RANDOM
 from .streams import FakeEvent, FakeStream, current_stream, set_stream
 
-__all__ = [
-    "apply_default_type",
-    "fake_cuda",
-    "forget_default_type",
-    "leave_default_type",
-    "same_devices",
-    "setting_default_type",
-]
+__all__ = ["apply_default_type", "fake_cuda", "forget_default_type", "leave_default_type", "same_devices"]
 
 
 # ---- `torch.set_default_tensor_type()` with a CUDA type, which PyTorch without CUDA rejects
@@ -56,23 +50,19 @@ _thread = _Thread()
 _dtypes: list[torch.dtype] = []  # the previous default dtype while a CUDA type is the default
 
 
-def setting_default_type(original: Callable[..., None]) -> Callable[..., None]:
-    """Replace `torch.set_default_tensor_type()`."""
-
-    def set_default_tensor_type(t: Any, /) -> None:
-        name = t if isinstance(t, str) else f"{getattr(t, '__module__', '')}.{getattr(t, '__name__', '')}"
-        is_on_cuda = name.startswith("torch.cuda.") and _C.fake_cuda_devices() > 0
-        before = torch.get_default_dtype()
-        original(f"torch.{name.rpartition('.')[2]}" if is_on_cuda else t)  # rejects types that are not floating-point
-        if not is_on_cuda:
-            _dtypes.clear()
-            leave_default_type()
-        else:
-            if not _dtypes:
-                _dtypes.append(before)
-            apply_default_type()
-
-    return set_default_tensor_type
+@while_devices_exist.replaces(torch, "set_default_tensor_type", reason="rejects CUDA types")
+def _set_default_tensor_type(original: Function, t: Any, /) -> None:
+    name = t if isinstance(t, str) else f"{getattr(t, '__module__', '')}.{getattr(t, '__name__', '')}"
+    is_on_cuda = name.startswith("torch.cuda.") and _C.fake_cuda_devices() > 0
+    before = torch.get_default_dtype()
+    original(f"torch.{name.rpartition('.')[2]}" if is_on_cuda else t)  # rejects types that are not floating-point
+    if not is_on_cuda:
+        _dtypes.clear()
+        leave_default_type()
+    else:
+        if not _dtypes:
+            _dtypes.append(before)
+        apply_default_type()
 
 
 def _default_device() -> Any:
@@ -140,7 +130,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
     _replace_backward()
     try:
         refuse_tuning()
-        with _while_devices_exist.hold():
+        with while_devices_exist.hold():
             # It caches the accelerator (`functools.cache`).
             torch.get_device_module.cache_clear()
             apply_default_type()
@@ -149,7 +139,7 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
             finally:
                 torch.get_device_module.cache_clear()
     finally:
-        if not _while_devices_exist.is_active:  # the last block ends the devices, like a process
+        if not while_devices_exist.is_active:  # the last block ends the devices, like a process
             forget_program()
             settings.clear()
             forget_default_type()
@@ -183,122 +173,79 @@ def _set_accelerator_stream(stream: Any) -> None:
     set_stream(stream.stream_id, stream.device_index, stream.device_type)
 
 
+REASON = "looks for real CUDA devices"
+_found: set[int] = set()  # a module may contain functions of another one
+for _module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
+    for _name, _answer in (QUERIES | RANDOM | GRAPHS).items():
+        _function = vars(_module).get(_name)
+        if _function is not None and id(_function) not in _found:
+            _found.add(id(_function))
+            answers(_module, {_name: _answer}, reason=REASON, is_traced=True)
+
 # `torch.accelerator` must not share functions with `torch.cuda`: Dynamo asserts that each function has one name. Nor
 # may it call them: Dynamo calls it at each graph break, and would trace the call.
-ACCELERATOR_STREAMS: dict[str, Callable[..., Any]] = {
-    "current_stream": _accelerator_stream,
-    "set_stream": _set_accelerator_stream,
-}
+answers(
+    torch.accelerator,
+    {"current_stream": _accelerator_stream, "set_stream": _set_accelerator_stream},
+    reason=REASON,
+    is_traced=True,
+)
+# PyTorch's own kernels stand in for those of cuDNN.
+answers(torch.backends.cudnn, {"is_acceptable": lambda tensor: False}, reason=REASON, is_traced=True)
+# Builds without CUDA do not have it.
+_is_missing = not hasattr(torch.cuda.Stream, "priority_range")
+answers(torch.cuda.Stream, {"priority_range": FakeStream.priority_range}, reason=REASON, is_added=_is_missing)
 
-ANSWERS = QUERIES | RANDOM | GRAPHS
 
-
-def _constructing(original: Callable[..., Any], fake: type) -> Callable[..., Any]:
+def _construct(original: Function, cls: type, /, *args: Any, fake: type, **kwargs: Any) -> Any:
     """Construct a `fake` on threads with fake devices, and call `original` on others."""
-
-    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if _C.fake_cuda_devices() and not issubclass(cls, fake):
-            return fake(*args, **kwargs)
-        return original(cls, *args, **kwargs)
-
-    return __new__
+    if _C.fake_cuda_devices() and not issubclass(cls, fake):
+        return fake(*args, **kwargs)
+    return original(cls, *args, **kwargs)
 
 
-def _of_legacy_type(original: Callable[..., Any]) -> Callable[..., Any]:
+_classes = [(torch.cuda.Stream, FakeStream), (torch.cuda.Event, FakeEvent), (torch.cuda.CUDAGraph, FakeGraph)]
+# A build for CUDA makes pools in C, before `MemPool.__init__()` could replace them.
+if "__new__" in vars(torch.cuda.MemPool.__base__):
+    _classes.append((torch.cuda.MemPool, FakePool))
+else:
+    answers(torch.cuda.MemPool, {"__init__": refusing_call(NO_POOLS)}, reason=REASON)
+for _owner, _fake in _classes:
+    while_devices_exist.replaces(_owner, "__new__", reason=REASON)(partial(_construct, fake=_fake))
+
+
+def _construct_legacy(original: Function, cls: Any, /, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     """Construct `torch.cuda.FloatTensor(...)` and similar types from the arguments of a tensor's `new()`."""
-
-    def __new__(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if not _C.fake_cuda_devices():
-            return original(cls, *args, **({} if device is None else {"device": device}), **kwargs)
-        device = torch.device("cuda") if device is None else torch.device(device)
-        if device.type != "cuda":
-            raise RuntimeError(
-                f"legacy constructor expects device type: cuda but device type: {device.type} was passed"
-            )
-        return torch.empty(0, dtype=cls.dtype, device=device).new(*args, **kwargs)
-
-    return __new__
+    if not _C.fake_cuda_devices():
+        return original(cls, *args, **({} if device is None else {"device": device}), **kwargs)
+    device = torch.device("cuda") if device is None else torch.device(device)
+    if device.type != "cuda":
+        raise RuntimeError(f"legacy constructor expects device type: cuda but device type: {device.type} was passed")
+    return torch.empty(0, dtype=cls.dtype, device=device).new(*args, **kwargs)
 
 
-def _replaced_functions() -> None:
-    """Declare the replaced functions and classes."""
-    reason = "looks for real CUDA devices"
-    found: set[int] = set()  # a module may contain functions of another one
-    for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
-        for name, answer in ANSWERS.items():
-            function = vars(module).get(name)
-            if function is not None and id(function) not in found:
-                found.add(id(function))
-                _while_devices_exist.patch(module, name, partial(_answering, answer=answer), reason, is_traced=True)
-    _while_devices_exist.patch(torch.cuda, "_lazy_init", initializing, reason, is_traced=True)
-    _while_devices_exist.patch(torch.cuda, "_is_compiled", compiling, reason, is_traced=True)
-    classes = [(torch.cuda.Stream, FakeStream), (torch.cuda.Event, FakeEvent), (torch.cuda.CUDAGraph, FakeGraph)]
-    # A build for CUDA makes pools in C, before `MemPool.__init__()` could replace them.
-    if "__new__" in vars(torch.cuda.MemPool.__base__):
-        classes.append((torch.cuda.MemPool, FakePool))
-    else:
-        make = partial(_answering, answer=refusing_call(NO_POOLS))
-        _while_devices_exist.patch(torch.cuda.MemPool, "__init__", make, reason)
-    for owner, fake in classes:
-        _while_devices_exist.patch(owner, "__new__", partial(_constructing, fake=fake), reason)
-    is_missing = not hasattr(torch.cuda.Stream, "priority_range")  # in builds without CUDA
-    make = partial(_answering, answer=FakeStream.priority_range)
-    _while_devices_exist.patch(torch.cuda.Stream, "priority_range", make, reason, is_added=is_missing)
-    for cls in torch._tensor_classes:
-        if cls.is_cuda and not cls.is_sparse and not cls.is_sparse_csr:
-            _while_devices_exist.patch(cls, "__new__", _of_legacy_type, reason)
-    for name, answer in ACCELERATOR_STREAMS.items():
-        _while_devices_exist.patch(torch.accelerator, name, partial(_answering, answer=answer), reason, is_traced=True)
-    for name, answer in ACCELERATOR_MEMORY.items():
-        _while_devices_exist.patch(
-            torch.accelerator.memory, name, partial(_answering, answer=answer), reason, is_traced=True
-        )
-    _while_devices_exist.patch(torch, "set_default_tensor_type", setting_default_type, "rejects CUDA types")
-    _while_devices_exist.patch(torch.cuda, "default_generators", generators_by_thread, reason)
-    _while_devices_exist.patch(torch, "tensor", pinning_numbers, "pins real memory, with the Fake key excluded")
-    _while_devices_exist.patch(
-        torch._C, "_accelerator_setAllocatorSettings", checking_settings, "checks keys in CUDA builds only"
-    )
-    patch_cuda_builds(_while_devices_exist, _answering)
-    patch_libraries(_while_devices_exist, _answering)
-    patch_comm(_while_devices_exist, _answering)
-    # PyTorch's own kernels stand in for those of cuDNN.
-    make = partial(_answering, answer=lambda tensor: False)
-    _while_devices_exist.patch(torch.backends.cudnn, "is_acceptable", make, reason, is_traced=True)
+for _cls in torch._tensor_classes:
+    if _cls.is_cuda and not _cls.is_sparse and not _cls.is_sparse_csr:
+        while_devices_exist.replaces(_cls, "__new__", reason=REASON)(_construct_legacy)
 
 
-_while_devices_exist = Lease("a block of fake_mode(gpu=...) is open")
-_while_devices_exist.declare(_replaced_functions)
-
-
-def _answering(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Call `answer` on threads with fake devices, and `original` on others."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)
-
-    return function
+# ---- Backward passes of fakes
 
 
 @once
 def _replace_backward() -> None:
     """Give the backward pass of fakes their devices, also after the end of the block that created them."""
-    reason = "looks for the devices of fakes"
-    while_fakes_live.patch(
-        torch._C._ImperativeEngine, "run_backward", _with_devices_of_fakes, reason
-    )  # also called by Megatron
+    owner = torch._C._ImperativeEngine  # Megatron calls it directly
+    while_fakes_live.replaces(owner, "run_backward", reason="looks for the devices of fakes")(_run_backward)
 
 
-def _with_devices_of_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        outputs = args[1] if len(args) > 1 else kwargs.get("tensors")
-        if not isinstance(outputs, (tuple, list)) or not any(map(_may_be_fake, outputs)):
-            return original(*args, **kwargs)
-        # Hooks and recomputed forwards may call torch.cuda, even after the block has ended.
-        with _latest_devices():
-            return _C.call_backward(original, *args, **kwargs)
-
-    return run_backward
+def _run_backward(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    outputs = args[1] if len(args) > 1 else kwargs.get("tensors")
+    if not isinstance(outputs, (tuple, list)) or not any(map(_may_be_fake, outputs)):
+        return original(*args, **kwargs)
+    # Hooks and recomputed forwards may call torch.cuda, even after the block has ended.
+    with _latest_devices():
+        return _C.call_backward(original, *args, **kwargs)
 
 
 @contextmanager

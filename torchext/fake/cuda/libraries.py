@@ -5,11 +5,8 @@ Programs query versions, mark ranges for a profiler, and copy storages without a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from ctypes import string_at
-from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,9 +14,10 @@ import torch
 import torch.cuda.nvtx
 
 from ... import _C
-from ...internals.imports import once_imported
-from ...internals.leases import Lease, while_fakes_live
+from ...internals.leases import while_fakes_live
+from ...internals.patching import Function, once
 from ..addresses import MOST_BYTES, storage_from
+from .answers import answers, while_devices_exist
 from .devices import index_of
 
 __all__ = [
@@ -28,10 +26,9 @@ __all__ = [
     "NO_POOLS",
     "cudart",
     "launch_observers",
-    "patch_libraries",
     "refusing_call",
     "settings",
-    "triton_launches_nothing",
+    "skip_triton_launches",
 ]
 
 # Result of NVML measurements: nothing runs on a fake device.
@@ -196,39 +193,26 @@ REFUSED: list[tuple[Any, str, str]] = [
 ]
 
 
-def _moving(original: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
-    """Replace `UntypedStorage.to()`: `torch.load(map_location="cuda")` copies storages without an operator."""
-
-    def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-        wanted = torch.device(device)
-        if not _C.fake_cuda_devices() or wanted == self.device or wanted.type not in ("cpu", "cuda"):
-            return original(self, device=device, non_blocking=non_blocking)
-        if _C.is_storage_of_fakes(self):
-            return _C.bytes_of_storage(self).to(wanted).untyped_storage()
-        if wanted.type == "cpu":
-            return original(self, device=device, non_blocking=non_blocking)
-        is_small = 0 < self.nbytes() <= MOST_BYTES  # such as a step counter's
-        known = (string_at(self.data_ptr(), self.nbytes()), None) if is_small else None
-        return storage_from(self.nbytes(), str(wanted), known)
-
-    return to
+REASON = "calls a CUDA library that is not loaded"
+for _module, _answers in ANSWERS:  # newer releases have more handles and measurements
+    answers(_module, {name: answer for name, answer in _answers.items() if hasattr(_module, name)}, reason=REASON)
+for _owner, _name, _message in REFUSED:
+    answers(_owner, {_name: refusing_call(_message)}, reason=REASON)
 
 
-def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
-    """Declare the replaced functions.
-
-    Args:
-        lease: Held while any thread has fake devices.
-        answering: Given an original and `answer`, returns a function that calls `answer` on threads with fake devices.
-    """
-    reason = "calls a CUDA library that is not loaded"
-    for module, answers in ANSWERS:
-        for name, answer in answers.items():
-            if hasattr(module, name):  # newer releases have more handles and measurements
-                lease.patch(module, name, partial(answering, answer=answer), reason)
-    for owner, name, message in REFUSED:
-        lease.patch(owner, name, partial(answering, answer=refusing_call(message)), reason)
-    lease.patch(torch.UntypedStorage, "to", _moving, "copies memory without calling an operator")
+@while_devices_exist.replaces(torch.UntypedStorage, "to", reason="copies memory without calling an operator")
+def _to(original: Function, self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
+    """`torch.load(map_location="cuda")` copies storages without an operator."""
+    wanted = torch.device(device)
+    if not _C.fake_cuda_devices() or wanted == self.device or wanted.type not in ("cpu", "cuda"):
+        return original(self, device=device, non_blocking=non_blocking)
+    if _C.is_storage_of_fakes(self):
+        return _C.bytes_of_storage(self).to(wanted).untyped_storage()
+    if wanted.type == "cpu":
+        return original(self, device=device, non_blocking=non_blocking)
+    is_small = 0 < self.nbytes() <= MOST_BYTES  # such as a step counter's
+    known = (string_at(self.data_ptr(), self.nbytes()), None) if is_small else None
+    return storage_from(self.nbytes(), str(wanted), known)
 
 
 # ---- Launches of Triton kernels
@@ -240,9 +224,6 @@ def patch_libraries(lease: Lease, answering: Callable[..., Any]) -> None:
 # are dropped, and autotuning allocates its buffer.
 
 
-JIT = "triton.runtime.jit"
-AUTOTUNER = "triton.runtime.autotuner"
-
 # Size of the buffer that `triton.testing.do_bench()` allocates to flush the device's cache between runs.
 BYTES_OF_BENCHMARK = 256 * 2**20
 
@@ -252,46 +233,31 @@ WORKSPACE = 4  # `MemoryCategory::kWorkspace` (csrc/extensions/memory/timeline.h
 launch_observers: list[Callable[[str], object]] = []
 
 
-@contextmanager
-def triton_launches_nothing() -> Iterator[None]:
-    """Skip launches with fakes. Triton may be imported before the block or in it."""
-    _teach()
-    with once_imported(JIT, _teach), once_imported(AUTOTUNER, _teach):
-        yield
+@once
+def skip_triton_launches() -> None:
+    """Skip launches with fakes from the first block of `fake_mode` on. Before, launches make deferred tensors real."""
+    reason = "compiles a kernel and gives it addresses"
+    while_fakes_live.replaces("triton.runtime.jit:JITFunction", "run", reason=reason)(_launch)
+    while_fakes_live.replaces("triton.runtime.autotuner:Autotuner", "run", reason=reason)(_tune)
 
 
-_patched: set[type] = set()
-
-
-def _teach() -> None:
-    makers = ((JIT, "JITFunction", _launching), (AUTOTUNER, "Autotuner", _tuning))
-    for module, name, make in makers:
-        owner = getattr(sys.modules.get(module), name, None)
-        if owner is not None and owner not in _patched:
-            _patched.add(owner)
-            while_fakes_live.patch(owner, "run", make, "compiles a kernel and gives it addresses")
-
-
-def _launching(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        tensors = list(_tensors_in((*args, *kwargs.values())))
-        if warmup or not any(map(_C.is_fake, tensors)):
-            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
-        for hook in getattr(self, "pre_run_hooks", ()):
-            hook(*args, **kwargs)
-        bound = self.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in self.signature.parameters})
-        bound.apply_defaults()
-        if callable(grid):
-            grid(dict(bound.arguments))
-        _check_devices(bound.arguments.values())
-        _C.note_foreign_write(tensors)
-        for index in {tensor.device.index for tensor in tensors if tensor.is_cuda}:
-            _C.count_work_on_fake_stream(index)
-        for observe in launch_observers:
-            observe(str(self.__name__))
-        return None
-
-    return run
+def _launch(original: Function, self: Any, /, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    tensors = list(_tensors_in((*args, *kwargs.values())))
+    if warmup or not any(map(_C.is_fake, tensors)):
+        return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+    for hook in getattr(self, "pre_run_hooks", ()):
+        hook(*args, **kwargs)
+    bound = self.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in self.signature.parameters})
+    bound.apply_defaults()
+    if callable(grid):
+        grid(dict(bound.arguments))
+    _check_devices(bound.arguments.values())
+    _C.note_foreign_write(tensors)
+    for index in {tensor.device.index for tensor in tensors if tensor.is_cuda}:
+        _C.count_work_on_fake_stream(index)
+    for observe in launch_observers:
+        observe(str(self.__name__))
+    return None
 
 
 def _check_devices(arguments: Iterable[Any]) -> None:
@@ -303,22 +269,18 @@ def _check_devices(arguments: Iterable[Any]) -> None:
             raise ValueError(f"Pointer argument (at {i}) cannot be accessed from Triton (cpu tensor?)")
 
 
-def _tuning(original: Callable[..., Any]) -> Callable[..., Any]:
+def _tune(original: Function, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Use the first configuration: without timing, the fastest is unknown."""
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(map(_C.is_fake, _tensors_in((*args, *kwargs.values())))):
-            return original(self, *args, **kwargs)
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        named = {**self.nargs, **kwargs}
-        config = self.best_config = _config_for(self, named)
-        if config.pre_hook is not None:
-            config.pre_hook({**named, **config.all_kwargs()})
-        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.nargs = None
-        return result
-
-    return run
+    if not any(map(_C.is_fake, _tensors_in((*args, *kwargs.values())))):
+        return original(self, *args, **kwargs)
+    self.nargs = dict(zip(self.arg_names, args, strict=False))
+    named = {**self.nargs, **kwargs}
+    config = self.best_config = _config_for(self, named)
+    if config.pre_hook is not None:
+        config.pre_hook({**named, **config.all_kwargs()})
+    result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+    self.nargs = None
+    return result
 
 
 def _config_for(tuner: Any, arguments: dict[str, Any]) -> Any:

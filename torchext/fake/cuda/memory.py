@@ -11,18 +11,11 @@ from torch.accelerator._utils import _get_device_index
 
 from ... import _C
 from ...internals.dispatch_keys import without_our_keys
+from ...internals.patching import Function
+from .answers import answers, while_devices_exist
 from .devices import index_of
 
-__all__ = [
-    "ACCELERATOR_MEMORY",
-    "MEMORY",
-    "checking_settings",
-    "forget_program",
-    "pinning_numbers",
-    "segments",
-    "snapshot",
-    "traceback",
-]
+__all__ = ["MEMORY", "forget_program", "segments", "snapshot", "traceback"]
 
 
 # ---- Snapshots of the simulated allocators, as `torch._C._cuda_memorySnapshot()` returns them
@@ -170,15 +163,12 @@ def _enable_caching(value: bool = True) -> None:
         )
 
 
-def checking_settings(original: Callable[[str], None]) -> Callable[[str], None]:
+@while_devices_exist.replaces(torch._C, "_accelerator_setAllocatorSettings", reason="checks keys in CUDA builds only")
+def _set_settings(original: Function, settings: str) -> None:
     """Raise an error for settings that a CUDA build refuses, before they are stored."""
-
-    def set_settings(settings: str) -> None:
-        if _C.fake_cuda_devices():
-            _C.check_allocator_settings(settings)
-        original(settings)
-
-    return set_settings
+    if _C.fake_cuda_devices():
+        _C.check_allocator_settings(settings)
+    original(settings)
 
 
 MEMORY: dict[str, Callable[..., Any]] = {
@@ -218,32 +208,34 @@ def _accelerator_memory_stats(device: Any = None, /) -> dict[str, Any]:
     return torch.cuda.memory.memory_stats(_accelerator_index(device))
 
 
-ACCELERATOR_MEMORY: dict[str, Callable[..., Any]] = {
-    "empty_cache": lambda: _C.cuda_empty_cache(),
-    "get_memory_info": lambda device=None, /: _C.cuda_mem_get_info(_accelerator_index(device)),
-    "memory_stats": _accelerator_memory_stats,
-    "reset_accumulated_memory_stats": lambda device=None, /: _C.cuda_reset_accumulated_memory_stats(
-        _accelerator_index(device)
-    ),
-    "reset_peak_memory_stats": lambda device=None, /: _C.cuda_reset_peak_memory_stats(_accelerator_index(device)),
-}
+answers(
+    torch.accelerator.memory,
+    {
+        "empty_cache": lambda: _C.cuda_empty_cache(),
+        "get_memory_info": lambda device=None, /: _C.cuda_mem_get_info(_accelerator_index(device)),
+        "memory_stats": _accelerator_memory_stats,
+        "reset_accumulated_memory_stats": lambda device=None, /: _C.cuda_reset_accumulated_memory_stats(
+            _accelerator_index(device)
+        ),
+        "reset_peak_memory_stats": lambda device=None, /: _C.cuda_reset_peak_memory_stats(_accelerator_index(device)),
+    },
+    reason="looks for real CUDA devices",
+    is_traced=True,
+)
 
 
-def pinning_numbers(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+@while_devices_exist.replaces(torch, "tensor", reason="pins real memory, with the Fake key excluded")
+def _tensor(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     """Make tensors of Python numbers in fake pinned memory.
 
     `internal_new_from_data()` (tensor_new.cpp) allocates pinned memory with the `Fake` key excluded, and copies it if
     the tensor belongs on another device.
     """
-
-    def tensor(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if not kwargs.get("pin_memory") or not _C.are_factories_fake():
-            return original(*args, **kwargs)
-        with without_our_keys():
-            value = original(*args, **kwargs | {"pin_memory": False, "device": "cpu"})
-        pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
-        _C.copy_value(pinned, value.detach())
-        device = kwargs.get("device")
-        return (pinned if device is None else pinned.to(device)).requires_grad_(value.requires_grad)
-
-    return tensor
+    if not kwargs.get("pin_memory") or not _C.are_factories_fake():
+        return original(*args, **kwargs)
+    with without_our_keys():
+        value = original(*args, **kwargs | {"pin_memory": False, "device": "cpu"})
+    pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
+    _C.copy_value(pinned, value.detach())
+    device = kwargs.get("device")
+    return (pinned if device is None else pinned.to(device)).requires_grad_(value.requires_grad)

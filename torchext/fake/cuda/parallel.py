@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,9 +14,10 @@ from torch.cuda._utils import _get_device_index
 from torch.nn.parallel import comm
 
 from ... import _C
-from ...internals.leases import Lease
+from ...internals.patching import Function
+from .answers import answers, while_devices_exist
 
-__all__ = ["patch_comm"]
+__all__: list[str] = []
 
 
 def _scatter(
@@ -106,44 +105,45 @@ def _cuda(device: Any) -> torch.device:
     return torch.device("cuda", _get_device_index(device))
 
 
-def _applied_one_by_one(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Run the replicas on this thread, which has the fake devices, instead of new threads."""
-
-    def parallel_apply(
-        modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Sequence[Any] | None = None, devices: Any = None
-    ) -> list[Any]:
-        count = len(modules)
-        parts = [None if part is None else list(part) for part in (kwargs_tup, devices)]
-        are_wrong = len(inputs) != count or any(part is not None and len(part) != count for part in parts)
-        if not _C.fake_cuda_devices() or are_wrong:
-            return original(modules, inputs, kwargs_tup, devices)
-        outputs = []
-        for i in range(count):
-            one = [None if part is None else [part[i]] for part in parts]
-            outputs += original([modules[i]], [inputs[i]], *one)
-        return outputs
-
-    return parallel_apply
-
-
-def patch_comm(lease: Lease, answering: Callable[..., Any]) -> None:
-    """Declare the functions for fake devices.
-
-    Args:
-        lease: Held while any thread has such devices.
-        answering: Given an original and `answer`, returns a function that calls `answer` on threads with fake devices.
-    """
-    reason = "calls a function that CPU builds do not have"
-    answers = {
+answers(
+    comm,
+    {
         "broadcast": _broadcast,
         "broadcast_coalesced": _broadcast_coalesced,
         "gather": _gather,
         "scatter": _scatter,
-    }
-    for name, answer in answers.items():
-        lease.patch(comm, name, partial(answering, answer=answer), reason, is_traced=True)
-    # `comm.reduce_add()` adds the gradients of replicas, with operators where NCCL is unavailable.
-    make = partial(answering, answer=lambda tensors: False)
-    lease.patch(torch.cuda.nccl, "is_available", make, "would reduce by NCCL, which reads memory", is_traced=True)
-    module = import_module("torch.nn.parallel.parallel_apply")  # the package attribute of that name is the function
-    lease.patch(module, "parallel_apply", _applied_one_by_one, "calls the replicas on new threads")
+    },
+    reason="calls a function that CPU builds do not have",
+    is_traced=True,
+)
+# `comm.reduce_add()` adds the gradients of replicas, with operators where NCCL is unavailable.
+answers(
+    torch.cuda.nccl,
+    {"is_available": lambda tensors: False},
+    reason="would reduce by NCCL, which reads memory",
+    is_traced=True,
+)
+
+
+# By name, because the attribute of the package is the function.
+@while_devices_exist.replaces(
+    "torch.nn.parallel.parallel_apply", "parallel_apply", reason="calls the replicas on new threads"
+)
+def _parallel_apply(
+    original: Function,
+    modules: Sequence[Any],
+    inputs: Sequence[Any],
+    kwargs_tup: Sequence[Any] | None = None,
+    devices: Any = None,
+) -> Any:
+    """Run the replicas on this thread, which has the fake devices, instead of new threads."""
+    count = len(modules)
+    parts = [None if part is None else list(part) for part in (kwargs_tup, devices)]
+    are_wrong = len(inputs) != count or any(part is not None and len(part) != count for part in parts)
+    if not _C.fake_cuda_devices() or are_wrong:
+        return original(modules, inputs, kwargs_tup, devices)
+    outputs = []
+    for i in range(count):
+        one = [None if part is None else [part[i]] for part in parts]
+        outputs += original([modules[i]], [inputs[i]], *one)
+    return outputs

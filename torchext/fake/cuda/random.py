@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ... import _C
+from .answers import while_devices_exist
 from .devices import index_of
 
-__all__ = ["RANDOM", "generators_by_thread"]
+__all__ = ["RANDOM"]
 
 
 def _generator(device: Any = "cuda") -> torch.Generator:
@@ -85,6 +86,8 @@ class _DefaultGenerators(Sequence[torch.Generator]):
         return repr(self._current())
 
 
-def generators_by_thread(original: tuple[torch.Generator, ...]) -> Sequence[torch.Generator]:
-    """Replace `torch.cuda.default_generators`, which is not a function."""
-    return _DefaultGenerators(original)
+def _declare_generators() -> None:
+    while_devices_exist.patch(torch.cuda, "default_generators", _DefaultGenerators, "looks for real CUDA devices")
+
+
+while_devices_exist.declare(_declare_generators)

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 from ... import _C
 from ...internals.leases import while_fakes_live
-from ...internals.torch_release import DIFFERENCES
-from .. import collectives, fake_tensor_mode, higher_order, initializers, meta_functions, meta_overrides
-from . import gradients, optimizers, python_data, saving, sparse, storages, tensors
+
+# These modules declare their patches.
+from .. import (  # noqa: F401
+    collectives,
+    fake_tensor_mode,
+    higher_order,
+    initializers,
+    meta_functions,
+    meta_overrides,
+    transformers,
+)
+from . import (  # noqa: F401
+    distributed_tensors,
+    gradients,
+    optimizers,
+    python_data,
+    saving,
+    sparse,
+    storages,
+    tensors,
+)
 
 __all__: list[str] = []
 
-while_fakes_live.declare(
-    tensors.install,
-    python_data.install,
-    storages.install,
-    saving.install,
-    fake_tensor_mode.install,
-    collectives.install,
-    higher_order.install,
-    meta_functions.install,
-    meta_overrides.install,
-    sparse.install,
-    optimizers.install,
-    gradients.install,
-    _C.watch_nested_lists,
-)
-if DIFFERENCES["masks_of_truncated_normals"].applies:
-    while_fakes_live.declare(initializers.install)
+while_fakes_live.declare(_C.watch_nested_lists)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,36 +12,24 @@ from ... import _C
 from ...internals.dispatch_keys import making_fakes
 from ...internals.held_tensors import inner_tensors, is_wrapper
 from ...internals.leases import while_fakes_live
+from ...internals.patching import Function
 from ..addresses import is_of_fakes
 from ..cuda.functions import fake_cuda
 from .storages import has_data, no_data
 
-__all__ = ["install"]
-
-
-def install() -> None:
-    """Install the patches."""
-    _patch_save()
-    _patch_rebuilding()
-
+__all__: list[str] = []
 
 # Data is often long lists of these.
 NO_TENSORS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
-def _patch_save() -> None:
+@while_fakes_live.replaces(torch.serialization, "save", reason="leaves a broken file behind")
+def _save(original: Function, /, obj: object, *args: Any, **kwargs: Any) -> Any:
     """`torch.save()` opens its file before the first tensor, and closes it properly if that raises."""
-
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def save(obj: object, *args: Any, **kwargs: Any) -> None:
-            fake = _find_fake(obj, set())
-            if fake is not None:
-                raise RuntimeError(no_data("torch.save()", fake))
-            return original(obj, *args, **kwargs)
-
-        return save
-
-    while_fakes_live.patch(torch.serialization, "save", make, "leaves a broken file behind")
+    fake = _find_fake(obj, set())
+    if fake is not None:
+        raise RuntimeError(no_data("torch.save()", fake))
+    return original(obj, *args, **kwargs)
 
 
 def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
@@ -69,17 +56,11 @@ def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
     return None
 
 
-def _patch_rebuilding() -> None:
+@while_fakes_live.replaces(torch._utils, "_rebuild_tensor", reason="makes a real tensor on any storage")
+def _rebuild_tensor(original: Function, storage: torch.TypedStorage, *args: Any) -> Any:
     """`copy.copy()` and unpickling put a new tensor on an existing storage. On a fake storage it has to be fake."""
-
-    def make(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def rebuild(storage: torch.TypedStorage, *args: Any) -> torch.Tensor:
-            if not is_of_fakes(getattr(storage, "_untyped_storage", None)):
-                return original(storage, *args)
-            device = storage._untyped_storage.device
-            with fake_cuda(device.index + 1 if device.type == "cuda" else 0), making_fakes():
-                return original(storage, *args)
-
-        return rebuild
-
-    while_fakes_live.patch(torch._utils, "_rebuild_tensor", make, "makes a real tensor on any storage")
+    if not is_of_fakes(getattr(storage, "_untyped_storage", None)):
+        return original(storage, *args)
+    device = storage._untyped_storage.device
+    with fake_cuda(device.index + 1 if device.type == "cuda" else 0), making_fakes():
+        return original(storage, *args)

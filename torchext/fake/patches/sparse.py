@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,29 +9,25 @@ import torch
 from ... import _C
 from ...internals.dispatch_keys import without_our_keys
 from ...internals.leases import while_fakes_live
+from ...internals.patching import Function
 from ..copying import FakeCopy
 
-__all__ = ["install"]
+__all__: list[str] = []
 
 
-def install() -> None:
-    """Patch `torch.sparse_coo_tensor()` and similar constructors, which make real members from Python data."""
-    for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
-        while_fakes_live.patch(torch, f"sparse_{name}_tensor", _lifting, "makes real members from Python data")
-
-
-def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+@while_fakes_live.replaces(
+    torch,
+    *(f"sparse_{name}_tensor" for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed")),
+    reason="makes real members from Python data",
+)
+def _construct(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     """Make the result of `original` fake in `fake_mode`, like `torch.tensor()`, unless its arguments are tensors."""
-
-    def construct(*args: Any, **kwargs: Any) -> torch.Tensor:
-        is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
-        if is_given or not _C.are_factories_fake():
-            return original(*args, **kwargs)
-        device = torch.empty(0, device=kwargs.get("device")).device
-        if device.type == "meta":
-            return original(*args, **kwargs)
-        with without_our_keys():
-            constant = original(*args, **{**kwargs, "device": "cpu"})
-        return FakeCopy(device).tensor(constant)
-
-    return construct
+    is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
+    if is_given or not _C.are_factories_fake():
+        return original(*args, **kwargs)
+    device = torch.empty(0, device=kwargs.get("device")).device
+    if device.type == "meta":
+        return original(*args, **kwargs)
+    with without_our_keys():
+        constant = original(*args, **{**kwargs, "device": "cpu"})
+    return FakeCopy(device).tensor(constant)
