@@ -126,7 +126,6 @@ def check_devices(program: list[Step], order: int) -> None:
     def on_second(current: int) -> Callable[[], AbstractContextManager[object]]:
         def block() -> AbstractContextManager[object]:
             stack = ExitStack()
-            stack.enter_context(fake_mode(gpu=2))
             stack.enter_context(torch.cuda.device(current))
             stack.enter_context(torch.device("cuda:1"))
             return stack
