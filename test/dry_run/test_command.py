@@ -1114,7 +1114,8 @@ def test_command_does_not_start_where_files_cannot_be_guarded(
 ) -> None:
     monkeypatch.setattr("torchext.commands.dry_run.can_guard", lambda: False)
     if can:
-        assert command("open('file', 'w').write('x')", "--unguarded", "--to-end").code == 0
+        program = "import torch\nx = torch.ones(2, device='cuda')\nopen('file', 'w').write('x')"
+        assert command(program, "--unguarded", "--to-end").code == 0
         assert not Path("file").exists()
     else:
         with pytest.raises(SystemExit, match="2"):
@@ -1199,10 +1200,21 @@ def test_stages_are_the_ranks_that_exchange_messages(command: Command) -> None:
         ([{"completed": 2, "out_of_memory": "x"}, {"program_exit_code": 7}], 1),
         ([{"completed": 2, "out_of_memory": "x"}, {"program_exit_code": 512}], 1),
         ([{"program_exit_code": 7}, {"error": "x"}], 1),
+        ([{"completed": 2}, {"completed": 2, "devices": []}], 3),
+        ([{"completed": 2}, {"completed": 2, "devices": [{"device": "cpu"}]}], 3),
+        ([{"completed": 1, "devices": []}], 4),
     ],
 )
 def test_exit_code_is_that_of_the_worst_rank(reports: list[dict[str, Any]], code: int) -> None:
-    assert exit_code_of([RankReport(i, **report) for i, report in enumerate(reports)]) == code
+    gpu = {"devices": [{"device": "cuda:0"}]}
+    assert exit_code_of([RankReport(i, **gpu | report) for i, report in enumerate(reports)]) == code
+
+
+def test_program_without_a_gpu_does_not_fit_on_it(command: Command) -> None:
+    ended = command("import torch\nx = torch.ones(2)", "--to-end")
+    assert ended.code == 3
+    assert "rank 0 of 1: uses no GPU, 0 steps to its end" in ended.out
+    assert "The program has allocated no memory on a GPU, so it is unknown whether it fits on one." in ended.out
 
 
 @pytest.mark.ci

@@ -25,7 +25,7 @@ from ..internals.text import bytes_of
 from ..reports.comparison import compare
 from ..reports.json import json_report
 from ..reports.loading import Report
-from ..reports.model import DEFAULT_VALUES, FORWARD, STEP, Goal, RankReport
+from ..reports.model import DEFAULT_VALUES, FORWARD, STEP, USES_NO_GPU, Goal, RankReport
 from ..reports.text import fits, html_report, text_report
 from .flags import GREW, add_advice_flags, add_comparison_flags, print_comparison, require_comparable
 
@@ -49,7 +49,7 @@ exit codes:
   0    every rank fits
   1    the program failed: with an error, or with an exit code other than 0, which the report prints
   2    an argument is wrong
-  3    a rank does not fit
+  3    a rank does not fit, or has used no GPU
   4    the program ended before it made the requested number of steps or forward passes
   {GREW}    with --compare, a peak grew by more than --fail-above
   130  interrupted; the finished ranks are reported
@@ -157,8 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def exit_code_of(reports: Sequence[RankReport]) -> int:
-    """Return the exit code for the rank with the worst outcome: failed, does not fit, too few steps, fits."""
-    codes = {"failed": FAILED, "does not fit": DOES_NOT_FIT, "too few": TOO_FEW, "fits": 0}
+    """Return the exit code for the rank with the worst outcome: failed, does not fit or uses no GPU, too few."""
+    codes = {"failed": FAILED, "does not fit": DOES_NOT_FIT, USES_NO_GPU: DOES_NOT_FIT, "too few": TOO_FEW, "fits": 0}
     outcomes = {report.outcome for report in reports}
     return next((code for outcome, code in codes.items() if outcome in outcomes), 0)
 

@@ -26,6 +26,7 @@ from ..internals.results import Column, Table, plain
 from ..internals.text import bytes_of, source_line
 from ..memory.reports import in_units
 from .loading import Report
+from .model import USES_NO_GPU
 from .text import operations
 
 __all__ = [
@@ -149,7 +150,7 @@ def _notes(old: dict[str, Any], new: dict[str, Any], olds: dict[int, Any]) -> It
             yield f"Rank {number} is not in the base."
             continue
         for one, name in ((olds[number], "base"), (rank, "new report")):
-            if one["outcome"] not in ("fits", "does not fit"):
+            if one["outcome"] not in ("fits", "does not fit", USES_NO_GPU):
                 yield f"Rank {number} did not reach its goal in the {name}, so its peaks may be too small."
         goals = [f"{one['requested'] or 'all'} {one['unit']}" for one in (olds[number], rank)]
         if goals[0] != goals[1]:

@@ -16,7 +16,7 @@ runs of one program differ in the keys `seconds` only, unless the program itself
     gpu: name, count, memory, capability, multiprocessors, context
     ranks: a list, in the order of the runs:
         rank
-        outcome: "fits", "does not fit", "failed" or "too few"
+        outcome: "fits", "does not fit", "failed", "too few", or "uses no GPU" if nothing was allocated on one
         unit: "step" or "forward pass"
         requested, completed: numbers of these; requested is null with --to-end
         forward_passes, backward_passes: numbers of passes that began

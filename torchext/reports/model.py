@@ -10,7 +10,7 @@ from ..memory.timeline import PINNED
 if TYPE_CHECKING:  # imports PyTorch, and only advice has findings
     from ..advice.remedies import Findings
 
-__all__ = ["DEFAULT_VALUES", "FORWARD", "HOST", "NOTES", "STEP", "Goal", "RankReport"]
+__all__ = ["DEFAULT_VALUES", "FORWARD", "HOST", "NOTES", "STEP", "USES_NO_GPU", "Goal", "RankReport"]
 
 STEP = "step"
 FORWARD = "forward pass"
@@ -20,6 +20,9 @@ DEFAULT_VALUES = "assume,masks=all,routing=balanced"
 
 NOTES = "note-of-process-"
 """The first part of the names of files in which processes that a program starts note their memory."""
+
+USES_NO_GPU = "uses no GPU"
+"""The outcome of a rank that has allocated no memory on a GPU: whether it fits on one is unknown."""
 
 # Host memory, pageable and pinned, which reports show last.
 HOST = {"cpu": 1, PINNED: 2}
@@ -85,7 +88,11 @@ class RankReport:
 
     @property
     def outcome(self) -> str:
-        """`failed`, `does not fit`, `too few` (steps or forward passes), or `fits`."""
+        """`failed`, `does not fit`, `too few` (steps or forward passes), `uses no GPU`, or `fits`."""
         if self.error or self.mismatches or self.program_exit_code:
             return "failed"
-        return "does not fit" if self.out_of_memory else "fits" if self.has_enough else "too few"
+        if self.out_of_memory:
+            return "does not fit"
+        if not self.has_enough:
+            return "too few"
+        return "fits" if any(device["device"] not in HOST for device in self.devices) else USES_NO_GPU

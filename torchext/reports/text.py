@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ..descriptions.assumed_value import INTEGER, KINDS, SHAPE
 from ..memory.plots import page_of
 from ..memory.reports import in_units
-from .model import FORWARD
+from .model import FORWARD, USES_NO_GPU
 from .time import HEADINGS, operator_rows, sentence
 
 __all__ = ["fits", "html_report", "html_tables", "operations", "text_report", "verdict"]
@@ -161,6 +161,11 @@ def _summary(rank: Content, size: int) -> list[str]:
         lines.append(f"The floating-point operations were not counted: {rank['flops_error']}.")
     if rank["outcome"] == "too few":
         lines.append(_advice(rank))
+    if rank["outcome"] == USES_NO_GPU:
+        lines.append(
+            "The program has allocated no memory on a GPU, so it is unknown whether it fits on one. If it selects its "
+            'device by a flag, pass that; the model and its inputs have to be moved to "cuda".'
+        )
     if rank["out_of_memory"]:
         lines.append(rank["out_of_memory"])
     lines += rank["mismatches"]
