@@ -99,7 +99,7 @@ def deferred_init(fn: Callable[..., T] | EllipsisType = ..., /, *args: Any, **kw
         >>> model = deferred_init(torch.nn.Linear, 4, 4)
         >>> model.weight
         Parameter containing:
-        tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, fake=True)
+        tensor(..., size=(4, 4), dtype=torch.float32, device='cpu', requires_grad=True, deferred=True)
         >>> with deferred_init():
         ...     model = torch.nn.Linear(4, 4)
     """

@@ -53,7 +53,7 @@ def _repr_of_fake(fake: Tensor) -> str:
         *(["requires_grad=True"] if fake.requires_grad and grad_fn is None else []),
         *([f"grad_fn=<{grad_fn}>"] if grad_fn is not None else []),
     ]
-    return f"tensor(..., {', '.join(parts)}, fake=True)"
+    return f"tensor(..., {', '.join(parts)}, {'deferred' if _C.is_deferred(fake) else 'fake'}=True)"
 
 
 def _shows_values(tensor: Tensor) -> bool:
