@@ -251,7 +251,7 @@ import sys, time
 import torch
 from torchext.descriptions.gpus import FakeGPU
 from torchext.reports.model import DEFAULT_VALUES, Goal
-from torchext.dry_run.running import run_rank
+from torchext.dry_run.ranks.running import run_rank
 start = time.process_time()
 run_rank(
     sys.argv[1:], is_module=False, size=1, rank=0, gpu=FakeGPU("H100-80GB"), per_node=8, is_launched=False, goal=Goal(),

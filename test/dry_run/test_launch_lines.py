@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from torchext.dry_run.launch_lines import Launch, launcher_of, read_launch, without_python
+from torchext.dry_run.ranks.launch_lines import Launch, launcher_of, read_launch, without_python
 
 # These do what accelerate 1.15 and DeepSpeed 0.19 do before they start processes.
 ACCELERATE = """

@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import start_processes
 from torchext import _C
 from torchext.commands.dry_run import main
 from torchext.dry_run import World, world
-from torchext.dry_run.checked_agreement import _assert_own_length, _get_own_list
+from torchext.dry_run.adapters.deepspeed import _assert_own_length, _get_own_list
 from torchext.dry_run.messages import Messages
 from torchext.dry_run.protocol import OTHER, Awaited, Message, Missing
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from torchext.dry_run.ending import ChildProcess, Patience, raising_on_signals
 from torchext.dry_run.protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing
-from torchext.dry_run.rank_processes import RankProcesses, _Rank
+from torchext.dry_run.ranks.ending import ChildProcess, Patience, raising_on_signals
+from torchext.dry_run.ranks.processes import RankProcesses, _Rank
 from torchext.reports.model import Goal, RankReport
 
 

@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 from torchext.dry_run import TimeBound, World, bound_time, world
-from torchext.dry_run.links import crossing_of
-from torchext.dry_run.timeline import Run, Wait, least_time
+from torchext.dry_run.time.links import crossing_of
+from torchext.dry_run.time.timeline import Run, Wait, least_time
 from torchext.fake import FakeGPU, PeakRates
 from torchext.memory.flops import counting_flops
 

@@ -10,7 +10,7 @@ from ..advice.advice import Advice, Outcome, outcome_on
 from ..advice.remedies import Arguments, Remedy, remedies_for
 from ..advice.searching import LimitReachedError, Limits, search
 from ..descriptions.gpus import FakeGPU
-from ..dry_run.rank_processes import RankProcesses
+from ..dry_run.ranks.processes import RankProcesses
 from ..memory.timeline import PINNED
 from ..reports.model import HOST, RankReport
 from .flags import SECONDS

@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 
 from ..descriptions.gpus import FakeGPU, as_fake_gpu
 from ..descriptions.rates import PeakRates
-from ..dry_run.ending import run_to_its_end
 from ..dry_run.files import FILES, Overlay
 from ..dry_run.files.guard import can_guard
-from ..dry_run.launch_lines import Launch, launcher_of, without_python
-from ..dry_run.rank_processes import RankProcesses, child_command, environment_for
+from ..dry_run.ranks.ending import run_to_its_end
+from ..dry_run.ranks.launch_lines import Launch, launcher_of, without_python
+from ..dry_run.ranks.processes import RankProcesses, child_command, environment_for
 from ..internals import terminal
 from ..internals.text import bytes_of
 from ..reports.comparison import compare

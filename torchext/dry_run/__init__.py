@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..reports.time import BoundingOperator, TimeBound
     from .collectives import Collective, CollectiveSummary, GroupSummary, Place
     from .simulated_world import World, world
-    from .time_bounds import bound_time
+    from .time.bounds import bound_time
 
 __all__ = [
     "BoundingOperator",
@@ -37,7 +37,7 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     *("collectives", ".reports.comparison", ".reports.loading", ".reports.time"),
-    *("time_bounds", "simulated_world"),  # these import PyTorch
+    *("time.bounds", "simulated_world"),  # these import PyTorch
 )
 
 

@@ -14,7 +14,7 @@ from .current import Job
 __all__ = ["JOB", "announce", "torchrun_environment"]
 
 JOB = "TORCHEXT_DRY_RUN_JOB"
-ENTERS = "torchext.dry_run.started"  # the module whose `enter()` such processes call
+ENTERS = "torchext.dry_run.ranks.started"  # the module whose `enter()` such processes call
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 A program may read the values that its rank receives: a pipeline stage, for example, receives the shapes of later
 messages. So this process reports the messages that it sends. Where it receives such values it waits for them, as a
-real rank does, and the parent process also runs the sender (`rank_processes.py`). Activations and gradients have no
+real rank does, and the parent process also runs the sender (`ranks/processes.py`). Activations and gradients have no
 values, so nothing waits for them.
 """
 

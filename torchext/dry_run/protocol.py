@@ -1,4 +1,4 @@
-"""The messages between the process of a rank (`messages.py`) and the process that runs ranks (`rank_processes.py`)."""
+"""The messages between the process of a rank (`messages.py`) and the process that runs ranks (`ranks/processes.py`)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ from ..internals.arguments import RenamedAttribute, check_is_int, renamed_keywor
 from ..internals.calls import Block
 from ..reports.model import DEFAULT_VALUES
 from . import (  # noqa: F401  (declares replacements)
-    checked_agreement,
     checkpoints,
     compiling,
     data,
@@ -32,13 +31,13 @@ from . import (  # noqa: F401  (declares replacements)
     fused,
     launchers,
     optimizer_shards,
-    paged_memory,
     pipelining,
-    pretrained,
     process_groups,
     random_state,
     saving,
 )
+from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declares replacements)
+from .adapters.triton import triton_in_a_world
 from .collectives import Collective, CollectiveSummary, summarize
 from .current import Job, current, enter, leave, while_world_is_open
 from .environment import torchrun_environment
@@ -46,7 +45,6 @@ from .meshes import separate_meshes
 from .nccl import names_of_nccl
 from .recorder import Recorder
 from .store import SingleRankStore
-from .triton_driver import triton_in_a_world
 
 __all__ = ["World", "world"]
 

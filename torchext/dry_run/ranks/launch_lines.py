@@ -1,7 +1,7 @@
 """Read command lines of torchrun, accelerate, deepspeed and Python, which start the processes of a job.
 
-`commands/dry_run.py` runs `python -m torchext.dry_run.launch_lines ARGUMENTS ANSWER`. In that process the launcher
-reads its own arguments and files, and is stopped where it would start the processes of the job.
+`commands/dry_run.py` runs `python -m torchext.dry_run.ranks.launch_lines ARGUMENTS ANSWER`. In that process the
+launcher reads its own arguments and files, and is stopped where it would start the processes of the job.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def read_launch(module: str, arguments: Sequence[str], gpus: int) -> Launch:
     Raises:
         ValueError: The launcher fails, or starts processes in a way that is not supported.
     """
-    from ..descriptions.gpus import FakeGPU
-    from ..fake import fake_mode
+    from ...descriptions.gpus import FakeGPU
+    from ...fake import fake_mode
 
     try:
         with fake_mode(gpu=FakeGPU("H100-80GB", count=gpus)), _stopping_before_processes():

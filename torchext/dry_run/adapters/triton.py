@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..fake.cuda.libraries import launch_observers
-from ..internals.imports import when_imported
-from .current import Job, current, while_world_is_open
+from ...fake.cuda.libraries import launch_observers
+from ...internals.imports import when_imported
+from ..current import Job, current, while_world_is_open
 
 __all__ = ["triton_in_a_world"]
 

@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m torchext.dry_run.child TASK ANSWER`, started by `rank_processes.py`."""
+"""The process of one rank: `python -m torchext.dry_run.ranks.child TASK ANSWER`, started by `processes.py`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ..internals import terminal
-from ..reports.model import RankReport
+from ...internals import terminal
+from ...reports.model import RankReport
+from ..messages import Messages
 from .ending import PATIENCE
-from .messages import Messages
 from .running import run_rank
 
 __all__: list[str] = []

@@ -14,22 +14,22 @@ from typing import Any
 
 import torch
 
-from ..advice.applying import applying
-from ..advice.remedies import Remedy
-from ..descriptions.assumed_value import AssumedValue
-from ..descriptions.gpus import FakeGPU
-from ..fake import carry_blocks_to_threads
-from ..internals.text import code_at
-from ..memory import TrackedMemory, track_memory
-from ..memory.timeline import summed
-from ..reports.model import HOST, Goal, RankReport
-from .collectives import peers_of, summarize_phases
-from .environment import announce
-from .files.refusals import about_refusal
-from .messages import Messages
+from ...advice.applying import applying
+from ...advice.remedies import Remedy
+from ...descriptions.assumed_value import AssumedValue
+from ...descriptions.gpus import FakeGPU
+from ...fake import carry_blocks_to_threads
+from ...internals.text import code_at
+from ...memory import TrackedMemory, track_memory
+from ...memory.timeline import summed
+from ...reports.model import HOST, Goal, RankReport
+from ..collectives import peers_of, summarize_phases
+from ..environment import announce
+from ..files.refusals import about_refusal
+from ..messages import Messages
+from ..simulated_world import World, world
+from ..time.bounds import why_unbounded
 from .progress import Finished, Progress
-from .simulated_world import World, world
-from .time_bounds import why_unbounded
 
 __all__ = ["run_rank"]
 
@@ -184,7 +184,7 @@ def _out_of_memory_behind(error: BaseException | None) -> torch.cuda.OutOfMemory
 def _run(program: Sequence[str], is_module: bool) -> None:
     """Run a program as `python script` and `python -m module` do."""
     sys.argv = list(program)
-    # Replaces the folder in which this process found torchext.dry_run.child.
+    # Replaces the folder in which this process found torchext.dry_run.ranks.child.
     sys.path[0] = str(Path.cwd()) if is_module else str(Path(program[0]).resolve().parent)
     if is_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)

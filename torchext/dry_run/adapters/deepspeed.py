@@ -10,9 +10,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ..internals.patching import Function
-from .current import while_world_is_open
-from .messages import without_answers
+from ...internals.patching import Function
+from ..current import while_world_is_open
+from ..messages import without_answers
 
 __all__: list[str] = []
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..descriptions.rates import PeakRates
+from ...descriptions.rates import PeakRates
 
 __all__ = ["certain_flops", "gpu_of", "rate_of", "traffic_of"]
 

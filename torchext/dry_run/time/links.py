@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..descriptions.rates import PeakRates
-from .collectives import Collective
+from ...descriptions.rates import PeakRates
+from ..collectives import Collective
 
 __all__ = ["Crossing", "crossing_of"]
 

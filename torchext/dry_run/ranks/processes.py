@@ -28,17 +28,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from ..descriptions.gpus import UNLIMITED, FakeGPU
-from ..internals import terminal
-from ..reports.model import HOST, NOTES, Goal, RankReport
-from ..reports.text import verdict
+from ...descriptions.gpus import UNLIMITED, FakeGPU
+from ...internals import terminal
+from ...reports.model import HOST, NOTES, Goal, RankReport
+from ...reports.text import verdict
+from ..files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
+from ..protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 from .ending import TICK, ChildProcess, Patience, raising_on_signals
-from .files import FILES, GUARD, Overlay, changes_in, child_environment, keep_files
 from .launch_lines import Launch
-from .protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 
 if TYPE_CHECKING:  # imports PyTorch
-    from ..advice.remedies import Remedy
+    from ...advice.remedies import Remedy
 
 __all__ = ["RankProcesses", "child_command", "environment_for"]
 

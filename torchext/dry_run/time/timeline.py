@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from ..fake.cuda.stream_order import Clock, StreamKey
+from ...fake.cuda.stream_order import Clock, StreamKey
 
 __all__ = ["Event", "Finish", "Issue", "Run", "Wait", "least_time"]
 

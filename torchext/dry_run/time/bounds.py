@@ -28,18 +28,18 @@ import torch
 import torch.utils.checkpoint
 from typing_extensions import Self
 
-from .. import _C
-from ..descriptions.rates import PeakRates
-from ..fake.cuda.stream_order import Clock, StreamKey, listeners
-from ..fake.higher_order import may_not_run
-from ..internals.source_lines import place_of, users_frame
-from ..memory.flops import counting_flops
-from ..reports.time import BoundingOperator, TimeBound
-from .collectives import Collective, Place
-from .compiling import IGNORED, is_in_compiled_code
-from .current import Job, current
+from ... import _C
+from ...descriptions.rates import PeakRates
+from ...fake.cuda.stream_order import Clock, StreamKey, listeners
+from ...fake.higher_order import may_not_run
+from ...internals.source_lines import place_of, users_frame
+from ...memory.flops import counting_flops
+from ...reports.time import BoundingOperator, TimeBound
+from ..collectives import Collective, Place
+from ..compiling import IGNORED, is_in_compiled_code
+from ..current import Job, current
+from ..places import ModuleNames, place_here
 from .links import Crossing, crossing_of
-from .places import ModuleNames, place_here
 from .timeline import Event, Finish, Issue, Run, Wait, least_time
 from .work import certain_flops, gpu_of, rate_of, traffic_of
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ..internals.patching import Function
-from .current import while_world_is_open
+from ...internals.patching import Function
+from ..current import while_world_is_open
 
 __all__: list[str] = []
 

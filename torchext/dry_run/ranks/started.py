@@ -15,11 +15,11 @@ from multiprocessing.util import Finalize
 
 import torch
 
-from ..fake.threads import carry_blocks_to_threads
-from ..reports.model import NOTES
-from .environment import JOB
-from .saving import files_apart
-from .simulated_world import world
+from ...fake.threads import carry_blocks_to_threads
+from ...reports.model import NOTES
+from ..environment import JOB
+from ..saving import files_apart
+from ..simulated_world import world
 
 __all__ = ["enter"]
 

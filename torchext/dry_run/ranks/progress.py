@@ -10,13 +10,13 @@ from typing import NoReturn
 
 import torch
 
-from ..fake.cuda.graphs import is_put_off, replay_observers
-from ..reports.model import FORWARD, STEP, Goal
-from ..reports.time import TimeBound
-from .passes import Passes
-from .simulated_world import World
-from .steps import PATIENCE, Steps
-from .time_bounds import Recording
+from ...fake.cuda.graphs import is_put_off, replay_observers
+from ...reports.model import FORWARD, STEP, Goal
+from ...reports.time import TimeBound
+from ..passes import Passes
+from ..simulated_world import World
+from ..steps import PATIENCE, Steps
+from ..time.bounds import Recording
 
 __all__ = ["Finished", "Progress"]
 

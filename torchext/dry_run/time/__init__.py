@@ -1,0 +1,1 @@
+"""A lower bound of the time of a step."""
