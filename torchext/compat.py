@@ -10,6 +10,11 @@ from . import deferred_init, fake
 
 __all__ = ["install_as_torchdistx"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _NAME = "torchdistx"
 _FSDP = "torch.distributed.fsdp._init_utils"
 

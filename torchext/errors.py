@@ -21,6 +21,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class TorchextError(Exception):
     """Base class of all exceptions that torchext defines."""
 

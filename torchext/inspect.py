@@ -20,6 +20,10 @@ from .internals.results import Column, Items, Table, plain
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @dataclass(frozen=True)
 class RouteStep:
     """A dispatch key that a call visits, and the effect of the key on the call."""

@@ -27,6 +27,7 @@ from torchext.dry_run import World, world
 from torchext.dry_run.adapters.deepspeed import _assert_own_length, _get_own_list
 from torchext.dry_run.messages import Messages
 from torchext.dry_run.protocol import OTHER, Awaited, Message, Missing
+from torchext.dry_run.simulated_world import job_of
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this build of PyTorch has no gloo"
@@ -238,7 +239,7 @@ def message(*numbers: int, **others: Any) -> Message:
 def rank_0(*messages: Message) -> Iterator[tuple[World, Arrived]]:
     """Rank 0 of two, with messages of rank 1."""
     job = world(2, 0, values="assume")
-    job.messages = arrived = Arrived(*messages)
+    job_of(job).messages = arrived = Arrived(*messages)
     with job:
         yield job, arrived
 
@@ -295,7 +296,7 @@ def test_signal_handler_may_send_while_the_program_sends() -> None:
     """The signal interrupts code that writes to the connection."""
     job = world(2, 0, values="assume")
     mine, theirs = Pipe()
-    job.messages = messages = Messages(mine, 0)
+    job_of(job).messages = messages = Messages(mine, 0)
     write = mine.send_bytes
     errors = []
 
@@ -332,7 +333,7 @@ def test_signal_handler_may_send_while_the_program_sends() -> None:
 def test_objects_that_are_refused_are_not_reported_as_assumed() -> None:
     job = world(2, 0, values="assume")
     mine, theirs = Pipe()
-    job.messages = Messages(mine, 0)
+    job_of(job).messages = Messages(mine, 0)
     theirs.send(Missing(OTHER, "Rank 1 has ended."))
     theirs.send(Missing(OTHER, "Rank 1 has ended."))
     with job:
@@ -347,7 +348,7 @@ def test_objects_that_are_refused_are_not_reported_as_assumed() -> None:
 @pytest.mark.parametrize("numbers", [[], [0]], ids=["no_numbers", "zero"])
 def test_ranks_that_check_values_of_rank_0_do_not_wait(numbers: list[int]) -> None:
     job = world(2, 1)
-    job.messages = arrived = Arrived()
+    job_of(job).messages = arrived = Arrived()
     with job:
         _assert_own_length(len, numbers)
         assert _get_own_list(list, numbers) == numbers

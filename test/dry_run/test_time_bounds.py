@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 from torchext.dry_run import TimeBound, World, bound_time, world
+from torchext.dry_run.simulated_world import job_of
 from torchext.dry_run.time.links import crossing_of
 from torchext.dry_run.time.timeline import Run, Wait, least_time
 from torchext.fake import FakeGPU, PeakRates
@@ -371,7 +372,7 @@ def test_error_in_a_step_stops_recording(job: World) -> None:
         bound_time(step)
     a = ones(512, 512)
     assert len(bound_time(lambda: a @ a).operators) == 1
-    assert job.recorder.listener is None
+    assert job_of(job).recorder.listener is None
 
 
 @pytest.mark.parametrize("text", ["memory", "memory=", "speed=3", "memory=-1", "memory=nan", "boost=2", "memory=inf"])

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from torchext.dry_run import Place, World, world
+from torchext.dry_run.simulated_world import job_of
 from torchext.fake import FakeGPU, is_fake
 
 SIZE, RANK = 1024, 511
@@ -363,12 +364,19 @@ def test_calls_that_a_backend_rejects_raise(job: World, call: object, message: s
     assert not job.collectives
 
 
+def test_a_world_shows_the_job_and_its_records_only(job: World) -> None:
+    assert {name for name in dir(job) if not name.startswith("_")} == {
+        *("size", "rank", "local_rank", "per_node", "gpu", "gpus"),
+        *("collectives", "summary", "values", "value_remarks", "latest_value", "remarks", "to_dict"),
+    }
+
+
 def test_worlds_are_freed_after_the_block() -> None:
     worlds = []
     for _ in range(2):
         with world(2, 0) as job:
             dist.all_reduce(torch.ones(2))
-            worlds.append(weakref.ref(job.recorder))
+            worlds.append(weakref.ref(job_of(job).recorder))
         del job
     gc.collect()
     assert [freed() for freed in worlds] == [None, None]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -33,6 +34,12 @@ def test_package_lists_public_names_only() -> None:
     assert dir(torchext) == sorted(torchext.__all__)
     assert [name for name in dir(torchext) if name.startswith("_")] == ["__version__"]
     assert set(errors.__all__) <= set(dir(torchext))
+
+
+@pytest.mark.parametrize("name", [name for name in torchext.__all__ if isinstance(getattr(torchext, name), ModuleType)])
+def test_public_modules_list_public_names_only(name: str) -> None:
+    module = getattr(torchext, name)
+    assert dir(module) == sorted(module.__all__)
 
 
 @pytest.mark.ci

@@ -19,6 +19,11 @@ from .policies import policy, register_policy
 
 __all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "policy", "register_policy", "unwrap", "wrap"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 T = TypeVar("T", bound=Callable[..., Any])
 
 

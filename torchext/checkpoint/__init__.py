@@ -8,4 +8,9 @@ from .saving import CheckpointPlan, plan_checkpoint, save_safetensors
 
 __all__ = ["CheckpointPlan", "LoadedKeys", "load_checkpoint", "plan_checkpoint", "save_safetensors"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 load_safetensors = renamed_function("load_safetensors", load_checkpoint)

@@ -57,6 +57,11 @@ __all__ = [
     "tracing",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # An application, which is imported when it is used.
 __getattr__ = names_from(__name__, ".check_init")
 

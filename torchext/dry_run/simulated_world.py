@@ -46,7 +46,7 @@ from .nccl import names_of_nccl
 from .recorder import Recorder
 from .store import SingleRankStore
 
-__all__ = ["World", "world"]
+__all__ = ["World", "job_of", "world"]
 
 # Programs recognize a CUDA build of PyTorch by `torch.version.cuda`.
 CUDA_VERSION = "12.8"
@@ -55,7 +55,7 @@ Error = TypeVar("Error", bound=BaseException)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class World(Job):
+class World:
     """A block in which this process is a rank of a job, made by `world()`, and the records of what happened in it.
 
     Attributes:
@@ -79,8 +79,12 @@ class World(Job):
         values: str,
         is_launched: bool,
     ) -> None:
+        self.size = size
+        self.rank = rank
+        self.per_node = per_node
+        self.gpu = gpu
         # PyTorch's C++ does not keep the Python object of a store alive.
-        super().__init__(size, rank, per_node, gpu, SingleRankStore(size, rank), Recorder(trace))
+        self._job = Job(size, rank, per_node, gpu, SingleRankStore(size, rank), Recorder(trace))
         self._backend = backend
         self._trace = trace
         self._set_device = set_device
@@ -90,13 +94,23 @@ class World(Job):
         self._block: ExitStack | None = None
 
     @property
+    def local_rank(self) -> int:
+        """The rank within its machine."""
+        return self._job.local_rank
+
+    @property
+    def remarks(self) -> list[str]:
+        """The differences between the dry run and the program, with the places where they occur."""
+        return self._job.remarks
+
+    @property
     def collectives(self) -> list[Collective]:
         """The collectives of this rank so far, in the order of the calls."""
-        return list(self.recorder.collectives)
+        return list(self._job.recorder.collectives)
 
     def summary(self) -> CollectiveSummary:
         """Return the collectives by group and operator, the most bytes first: a list that prints as a table."""
-        return CollectiveSummary(summarize(self.recorder.collectives))
+        return CollectiveSummary(summarize(self._job.recorder.collectives))
 
     @property
     def values(self) -> list[AssumedValue]:
@@ -127,7 +141,7 @@ class World(Job):
 
     def __repr__(self) -> str:
         gpu = "no GPUs" if self.gpu is None else f"{self.gpu.count} x {self.gpu.name}"
-        counts = f"collectives: {len(self.recorder.collectives)}, assumed values: {sum(v.count for v in self.values)}"
+        counts = f"collectives: {len(self.collectives)}, assumed values: {sum(v.count for v in self.values)}"
         return f"<World: rank {self.rank} of {self.size}, {gpu}, {counts}>"
 
     def _repr_html_(self) -> str:
@@ -148,10 +162,10 @@ class World(Job):
                 "torch.distributed.destroy_process_group() first."
             )
         with ExitStack() as block:
-            enter(self)
-            block.callback(leave, self)
-            block.callback(self.when_left.close)
-            block.enter_context(torchrun_environment(self, self._is_launched))
+            enter(self._job)
+            block.callback(leave, self._job)
+            block.callback(self._job.when_left.close)
+            block.enter_context(torchrun_environment(self._job, self._is_launched))
             block.enter_context(while_world_is_open.hold())
             block.enter_context(showing_addresses())
             block.enter_context(fake_mode(gpu=self.gpu or False))
@@ -165,19 +179,19 @@ class World(Job):
                 FakeTensorMode.cache_clear()
                 block.callback(FakeTensorMode.cache_clear)
                 torch.cuda.set_device(self.local_rank)
-            block.enter_context(compiling.remarking_on_graphs(self))
-            block.enter_context(triton_in_a_world(self))
+            block.enter_context(compiling.remarking_on_graphs(self._job))
+            block.enter_context(triton_in_a_world(self._job))
             block.enter_context(separate_meshes())
             self._assumed = block.enter_context(assuming_values(self._policy))
             block.callback(_destroy_groups)
-            block.callback(self.recorder.close)
-            _C.observe_collectives(self.recorder.observe)
+            block.callback(self._job.recorder.close)
+            _C.observe_collectives(self._job.recorder.observe)
             block.callback(_C.observe_collectives, None)
             _C.materialize_as_fakes(True)
             block.callback(_C.materialize_as_fakes, False)
             if self._backend is not None:
                 process_groups.initialize(self._backend)
-                self.has_own_group = True
+                self._job.has_own_group = True
             self._block = block.pop_all()
         return self
 
@@ -185,6 +199,11 @@ class World(Job):
         if self._block is not None:
             block, self._block = self._block, None
             block.__exit__(error_type, error, traceback)
+
+
+def job_of(world: World) -> Job:
+    """Return the state of a world, for the modules of dry runs."""
+    return world._job
 
 
 def _destroy_groups() -> None:

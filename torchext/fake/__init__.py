@@ -40,6 +40,11 @@ __all__ = [
     "meta_like",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 T = TypeVar("T")
 
 

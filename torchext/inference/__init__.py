@@ -28,6 +28,11 @@ __all__ = [
     "trace_origins",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 T = TypeVar("T")
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -9,6 +9,9 @@ from ..internals.imports import names_from
 if TYPE_CHECKING:
     from ..advice.advice import Advice, Outcome
     from ..advice.advising import advise
+    from ..advice.blocks import Block
+    from ..advice.remedies import Numerics, Remedy
+    from ..descriptions.assumed_value import AssumedValue
     from .fitting import Fit, MaxBatch, fits, max_batch
     from .timeline import PINNED, Allocation, Category, MemoryState, Phase
     from .tracking import TrackedMemory, track_memory
@@ -17,12 +20,16 @@ __all__ = [
     "PINNED",
     "Advice",
     "Allocation",
+    "AssumedValue",
+    "Block",
     "Category",
     "Fit",
     "MaxBatch",
     "MemoryState",
+    "Numerics",
     "Outcome",
     "Phase",
+    "Remedy",
     "TrackedMemory",
     "advise",
     "fits",
@@ -30,7 +37,11 @@ __all__ = [
     "track_memory",
 ]
 
-__getattr__ = names_from(__name__, "timeline", ".advice.advice", ".advice.advising", "fitting", "tracking")
+__getattr__ = names_from(
+    __name__,
+    *("timeline", ".descriptions.assumed_value", ".advice.advice", ".advice.advising"),
+    *(".advice.blocks", ".advice.remedies", "fitting", "tracking"),
+)
 
 
 def __dir__() -> list[str]:

@@ -13,8 +13,8 @@ import torch
 from ...fake.cuda.graphs import is_put_off, replay_observers
 from ...reports.model import FORWARD, STEP, Goal
 from ...reports.time import TimeBound
+from ..current import Job
 from ..passes import Passes
-from ..simulated_world import World
 from ..steps import PATIENCE, Steps
 from ..time.bounds import Recording
 
@@ -50,7 +50,7 @@ class Progress:
         on_unstoppable: Called when the program catches `Finished` and continues.
     """
 
-    def __init__(self, goal: Goal, counts_flops: bool, job: World, *, is_quiet: bool = False) -> None:
+    def __init__(self, goal: Goal, counts_flops: bool, job: Job, *, is_quiet: bool = False) -> None:
         self.forwards = 0
         self.backwards = 0
         self.flops: int | None = None

@@ -27,7 +27,7 @@ from ..collectives import peers_of, summarize_phases
 from ..environment import announce
 from ..files.refusals import about_refusal
 from ..messages import Messages
-from ..simulated_world import World, world
+from ..simulated_world import World, job_of, world
 from ..time.bounds import why_unbounded
 from .progress import Finished, Progress
 
@@ -79,12 +79,12 @@ def run_rank(
     with ExitStack() as block:
         keywords: dict[str, Any] = {"values": values, "is_launched": is_launched}
         job = world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, **keywords)
-        job.messages = messages
+        job_of(job).messages = messages
         block.enter_context(job)
         block.enter_context(carry_blocks_to_threads())
         announce(size, rank, gpu, per_node, **keywords)
         memory = block.enter_context(track_memory(trace=traces_lines))
-        progress = Progress(goal, counts_flops, job, is_quiet=is_quiet)
+        progress = Progress(goal, counts_flops, job_of(job), is_quiet=is_quiet)
         block.callback(progress.close)
         application = block.enter_context(nullcontext() if remedies is None else applying(remedies))
         if messages is not None:
@@ -120,14 +120,14 @@ def _completed(report: RankReport, job: World, memory: TrackedMemory, progress: 
     report.completed = progress.made
     report.flops = progress.flops
     report.bound = None if progress.bound is None else progress.bound.to_dict()
-    report.bound_error = why_unbounded(job)
+    report.bound_error = why_unbounded(job_of(job))
     if progress.counts_flops and report.flops is None and not report.flops_error:
         report.flops_error = progress.flops_error or _why_not_counted(report, progress)
     report.remarks = [
         *job.remarks,
         *job.value_remarks,
         *progress.steps.remarks,
-        *(job.messages.remarks if job.messages else ()),
+        *(messages.remarks if (messages := job_of(job).messages) else ()),
     ]
     if not report.devices:
         _describe(report, job, memory, progress)
