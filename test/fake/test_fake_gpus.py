@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +34,8 @@ def allocator_settings() -> Iterator[Callable[[str], None]]:
 
 class TestDescriptions:
     @pytest.mark.parametrize(
-        "name", ["H100-80GB", "h100", "H100-80", "NVIDIA H100", "NVIDIA H100 80GB HBM3", "H100_80gb"]
+        "name",
+        ["H100-80GB", "h100", "H100-80", "NVIDIA H100", "NVIDIA H100 80GB HBM3", "H100_80gb", "Nvidia Tesla H100"],
     )
     def test_models_have_several_spellings(self, name: str) -> None:
         assert FakeGPU(name) == FakeGPU("H100-80GB")
@@ -56,10 +61,30 @@ class TestDescriptions:
         assert (round(gpu.memory / GIB, 2), gpu.capability) == (gib, capability)
         assert gpu.rates is not None
 
-    @pytest.mark.parametrize("name", ["MI300X", "AMD Instinct MI250X", "mi325x", "Radeon RX 7900 XTX", "gfx942"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "MI300X",
+            "AMD Instinct MI250X",
+            "mi325x",
+            "Radeon RX 7900 XTX",
+            "Radeon9700",
+            "gfx942",
+            "gfx90a",
+            "MI300X_192GB",
+        ],
+    )
     def test_of_amd_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=r"is a GPU of AMD\. Its memory is allocated by the rules of HIP"):
+        with pytest.raises(ValueError, match="is an AMD GPU, which torchext does not support: the allocator of HIP"):
             FakeGPU(name, memory=GIB)
+
+    def test_are_copied_with_their_sizes(self) -> None:
+        gpu = FakeGPU("mine", memory="24GiB")
+        for copied in (copy.copy(gpu), copy.deepcopy(gpu), pickle.loads(pickle.dumps(gpu)), replace(gpu)):
+            assert copied == gpu
+            assert copied.memory == 24 * GIB
+        assert asdict(gpu)["memory"] == 24 * GIB
+        assert str(inspect.signature(FakeGPU)).startswith("(name: 'str', count: 'int' = 1, memory: 'int | str' = 0,")
 
     def test_sizes_may_have_units(self) -> None:
         gpu = FakeGPU("mine", memory="24GiB", context="500MB")
@@ -91,11 +116,15 @@ class TestDescriptions:
         [
             ({"count": 65}, "`count`: expected a number of devices from 1 to 64, got 65"),
             ({"memory": -1}, "`memory`: expected a number of at least 0, got -1"),
+            ({"memory": 1.5 * 2**30}, "`memory`: expected a number of at least 0, got 1610612736.0"),
+            ({"memory": float("inf")}, "`memory`: expected a number of at least 0, got inf"),
+            ({"memory": b"24"}, "`memory`: expected a number of at least 0, got b'24'"),
+            ({"context": True}, "`context`: expected a number of at least 0, got True"),
             ({"context": 10**12}, "has to be smaller than `memory`"),
         ],
-        ids=["count", "memory", "context"],
+        ids=str,
     )
-    def test_with_impossible_numbers_are_refused(self, arguments: dict[str, int], message: str) -> None:
+    def test_with_impossible_numbers_are_refused(self, arguments: dict[str, object], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             FakeGPU("H100", **arguments)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import runpy
 import sys
@@ -38,7 +39,7 @@ def test_actions_run_once_in_order_after_the_code_of_the_module(module: Path) ->
     assert seen == []
     found = importlib.import_module(NAME)
     assert seen == [True, "second"]
-    assert sys.meta_path == finders
+    assert [finder for finder in sys.meta_path if finder is not imports._finder] == finders
     assert "torchext" not in type(found.loader).__module__
     assert found.__spec__ is not None
     assert found.__spec__.loader is found.loader
@@ -52,7 +53,7 @@ def test_action_runs_immediately_if_the_module_has_been_imported(module: Path) -
     finders = list(sys.meta_path)
     when_imported(NAME, lambda: seen.append(1))
     assert seen == [1]
-    assert sys.meta_path == finders
+    assert [finder for finder in sys.meta_path if finder is not imports._finder] == finders
 
 
 def test_actions_wait_for_an_import_that_succeeds(module: Path) -> None:
@@ -93,6 +94,41 @@ def test_actions_wait_for_an_import_on_another_thread(module: Path, monkeypatch:
     assert is_imported("__main__")  # may have no spec
 
 
+def test_actions_wait_for_the_next_import_if_one_on_another_thread_fails(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    def fail() -> None:
+        runs.append(1)
+        has_begun.set()
+        may_end.wait(60)
+        raise ImportError("the first time")
+
+    monkeypatch.setattr(sys, "fail_of_torchext", fail, raising=False)
+    module.write_text("import sys\nsys.fail_of_torchext()\n")
+
+    def import_it() -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(NAME)
+
+    thread = threading.Thread(target=import_it)
+    thread.start()
+    assert has_begun.wait(60)
+    seen: list[int] = []
+    when_imported(NAME, lambda: seen.append(1))
+    may_end.set()
+    thread.join()
+    for waiting in threading.enumerate():
+        if waiting.name == f"torchext: wait for {NAME}":
+            waiting.join()
+    assert (runs, seen) == ([1], [])
+    module.write_text("")
+    importlib.import_module(NAME)
+    assert seen == [1]
+
+
 def test_modules_with_actions_can_be_run_and_inspected_before_their_import(module: Path) -> None:
     seen: list[int] = []
     when_imported(NAME, lambda: seen.append(1))
@@ -104,6 +140,30 @@ def test_modules_with_actions_can_be_run_and_inspected_before_their_import(modul
     assert seen == []
     importlib.import_module(NAME)
     assert seen == [1]
+
+
+@pytest.mark.ci
+def test_modules_of_pytorch_that_patches_wait_for_exist() -> None:
+    """A release that renames a module must not leave its patches waiting."""
+    program = """
+import importlib
+from torchext import amp
+from torchext.deferred_init import deferred_init
+from torchext.dry_run import world
+from torchext.fake import fake_mode
+from torchext.internals.imports import _actions
+with world(4), amp.autocast("cuda", self_cleaning=True), deferred_init():
+    names = [name for name in _actions if name.startswith("torch.")]
+    for name in names:
+        importlib.import_module(name)
+print(len(names), [name for name in names if _actions[name]])
+"""
+    done = forked.run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    count, left = done.stdout.split(" ", 1)
+    assert int(count) > 10
+    assert left == "[]\n"
 
 
 @pytest.mark.ci

@@ -422,6 +422,17 @@ def test_declarations_wait_for_an_import_on_another_thread(
         assert call_late_functions() == ("original", "nested")
 
 
+def test_a_patch_that_a_late_module_lacks_is_an_error_of_the_next_holder(
+    lease: Lease, late_module: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease.replaces(LATE, "function", "missing", reason="a test")(replaced)
+    with lease.hold():
+        assert call_late_functions() == ("original", "nested"), "nothing is installed halfway"
+    assert "PatchError" in capsys.readouterr().err
+    with pytest.raises(PatchError, match=rf"torchext replaces {LATE}\.missing"):
+        lease.acquire()
+
+
 def test_a_token_holds_a_lease_as_long_as_it_lives(lease: Lease) -> None:
     lease.patch(Owner, "method", saying("ours"), "a test")
     token = lease.token()

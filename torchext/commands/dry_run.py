@@ -203,7 +203,12 @@ class _Run:
         """The exit code of the command."""
         if self._is_interrupted:
             return terminal.INTERRUPTED
-        return FAILED if self._processes.mismatches else exit_code_of(list(self._reports.values()))
+        if self._processes.mismatches:
+            return FAILED
+        reports = list(self._reports.values())
+        if self._options.compare is not None:  # is also about the peaks of the host
+            reports = [report for report in reports if report.outcome != USES_NO_GPU]
+        return exit_code_of(reports)
 
     def run(self) -> None:
         """Run the ranks, and print the report of each when it is finished."""
@@ -348,14 +353,15 @@ def _ranks(text: str, size: int | None) -> list[int]:
     return ranks
 
 
+@terminal.argument
 def _gpu_memory(text: str) -> int:
     try:
-        size = bytes_of(text if text.strip()[-1:].isalpha() else f"{text}GiB", "--gpu-memory")
+        size = float(text) * 2**30
     except ValueError:
-        size = 0
+        size = bytes_of(text, "--gpu-memory") if text[:1].isdecimal() else 0
     if not 0 < size < 2**50:
-        raise argparse.ArgumentTypeError(f"expected a positive number of GiB, or a size such as 24GB, got {text!r}")
-    return size
+        raise ValueError(f"expected a positive number of GiB, or a size such as 24GB, got {text!r}")
+    return int(size)
 
 
 def _goal(options: argparse.Namespace) -> Goal:
@@ -372,8 +378,9 @@ def _gpu(options: argparse.Namespace) -> FakeGPU:
     try:
         gpu = as_fake_gpu(options.gpu)
     except ValueError as error:
-        known = str(error).partition(" For another one")[0]  # which is about the Python API
-        raise ValueError(f"--gpu: {known} For another model, pass its memory with --gpu-memory GIB.") from error
+        known, about_python, _ = str(error).partition(" For another one")
+        remedy = " For another model, pass its memory with --gpu-memory GIB." if about_python else ""
+        raise ValueError(f"--gpu: {known}{remedy}") from error
     assert gpu is not None
     return _with_rates(replace(gpu, count=count), options.rates)
 

@@ -51,14 +51,16 @@ MODELS = {
 }
 
 
-# Their allocator rounds and splits as HIP does, and their libraries take other workspaces.
-AMD = re.compile(r"(AMD|INSTINCT|MI[0-9]{2,3}[A-Z]?|RADEON|GFX[0-9]+)\b")
+# AMD GPUs. The allocator of HIP follows different rules, and AMD's libraries have other workspaces.
+AMD = re.compile(r"AMD\b|INSTINCT\b|MI[0-9]{2,3}[A-Z]?(?![A-Z0-9])|RADEON|GFX[0-9]")
 
 
 def _words(name: str) -> tuple[str, ...]:
     """Return the parts of `name` without the brand: `("H", "100", "80", "GB")`. A10G has `("A", "10G")`, unlike A10."""
     words = re.findall(r"[0-9]+[A-Z](?![A-Z0-9])|[A-Z]+|[0-9]+", name.upper())
-    return tuple(words[1:] if words[:1] in (["NVIDIA"], ["TESLA"]) else words)
+    while words[:1] in (["NVIDIA"], ["TESLA"]):
+        del words[0]
+    return tuple(words)
 
 
 @functools.cache
@@ -81,7 +83,8 @@ class _Size:
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> int:
-        return 0 if instance is None else int(vars(instance)[self._name])
+        size: int = vars(instance).get(self._name, 0) if instance is not None else 0
+        return size
 
     def __set__(self, instance: object, size: int | str) -> None:
         vars(instance)[self._name] = bytes_of(size, self._name) if isinstance(size, str) else size
@@ -95,7 +98,7 @@ class FakeGPU:
         name: A known model (`T4-16GB`, `V100-16GB`, `V100-32GB`, `A10G-24GB`, `A100-40GB`, `A100-80GB`, `H100-80GB`,
             `H200-141GB`, `B200-180GB`, `GB200-186GB`, `L4-24GB`, `L40S-48GB`, `RTX-4090-24GB`), its beginning (`H100`;
             the largest memory of a model is the default), or the name that the driver reports. Case and separators do
-            not matter. Any other name needs `memory`. AMD's GPUs are not simulated.
+            not matter. Any other name needs `memory`. AMD GPUs are not supported.
         count: The number of devices, from 1 to 64.
         memory: The memory of each device in bytes or as a text such as `"24GiB"`, as
             `torch.cuda.get_device_properties().total_memory` reports it. Default: that of the model.
@@ -108,7 +111,7 @@ class FakeGPU:
 
     Raises:
         TypeError: `name` is not a string, `count` is not an int, or `capability` is not a pair of ints.
-        ValueError: The model is unknown and `memory` is not given, it is one of AMD, or a number is out of range.
+        ValueError: The model is unknown and `memory` is not given, it is an AMD GPU, or a number is out of range.
 
     Example:
         >>> FakeGPU("H100-80GB", count=8).memory
@@ -149,8 +152,8 @@ class FakeGPU:
             raise TypeError(f"`name`: expected the name of a GPU, got {self.name!r}.")
         if AMD.match(self.name.upper()):
             raise ValueError(
-                f"{self.name!r} is a GPU of AMD. Its memory is allocated by the rules of HIP, which torchext does not "
-                f"simulate. Name a GPU of NVIDIA: {', '.join(MODELS)}."
+                f"{self.name!r} is an AMD GPU, which torchext does not support: the allocator of HIP follows different "
+                f"rules. Pass the name of an NVIDIA GPU: {', '.join(MODELS)}."
             )
         check_is_int(self.count, "count")
         if not (isinstance(self.capability, tuple) and all(type(part) is int for part in self.capability)):
@@ -161,12 +164,16 @@ class FakeGPU:
             raise ValueError(f"`count`: expected a number of devices from 1 to {MAX_DEVICES}, got {self.count!r}.")
         for attribute in ("memory", "multiprocessors", "context"):
             value = getattr(self, attribute)
-            if not isinstance(value, int) or value < 0:
+            if type(value) is not int or value < 0:
                 raise ValueError(f"`{attribute}`: expected a number of at least 0, got {value!r}.")
         if self.context >= self.memory:
             raise ValueError(f"`context` ({self.context} bytes) has to be smaller than `memory` ({self.memory} bytes).")
         if len(self.capability) != 2:
             raise ValueError(f"`capability`: expected a pair such as (9, 0), got {self.capability!r}.")
+
+
+# What `inspect.signature()` shows.
+FakeGPU.__init__.__annotations__.update(memory="int | str", context="int | str")
 
 
 def _numbers(value: int | tuple[int, ...]) -> tuple[int, ...]:

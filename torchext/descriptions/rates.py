@@ -111,8 +111,8 @@ _H200 = replace(_H100, memory=4800 * GIGA)
 # 1.8 TB/s in both directions. cuBLAS can emulate float32 by nine products of bfloat16 (BF16x9), which is faster. It can
 # also emulate float64, by products of integers.
 _B200 = _rates((0, 2250 / 9, 1125, 2250, 2250, 4500), 8000, 900, 1965 / 1850)
-# "NVIDIA GB200 NVL72" data sheet, for one of 72 GPUs.
-_GB200 = _rates((40, 2500 / 9, 1250, 2500, 2500, 5000), 8000, 900)
+# "NVIDIA GB200 NVL72" data sheet, for one of 72 GPUs, with the clocks and the emulations of B200.
+_GB200 = _rates((0, 2500 / 9, 1250, 2500, 2500, 5000), 8000, 900, 1965 / 1850)
 # "NVIDIA L4 Tensor Core GPU" data sheet, www.nvidia.com/en-us/data-center/l4. PCIe 4.0 x16.
 _L4 = _rates((0.49, 30.3, 60.5, 121, 121, 242.5), 300, 32)
 # "NVIDIA L40S" data sheet, www.nvidia.com/en-us/data-center/l40s. PCIe 4.0 x16.

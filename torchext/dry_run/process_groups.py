@@ -77,14 +77,14 @@ def _set_pg_timeout(original: Function, timeout: timedelta, group: dist.ProcessG
         raise ValueError("Invalid process group specified")
 
 
-def _answer_with_gpus(original: Function, /, *args: Any, answer: object, **kwargs: Any) -> Any:
+def _answer_with_gpus(answer: object, original: Function, /, *args: Any, **kwargs: Any) -> Any:
     world = current()
     return answer if world is not None and world.gpu is not None else original(*args, **kwargs)
 
 
-replaces("is_nccl_available", reason="is false for a PyTorch without NCCL")(partial(_answer_with_gpus, answer=True))
+replaces("is_nccl_available", reason="is false for a PyTorch without NCCL")(partial(_answer_with_gpus, True))
 while_world_is_open.replaces(torch.cuda.nccl, "version", reason="calls NCCL, which may be missing")(
-    partial(_answer_with_gpus, answer=NCCL_VERSION)
+    partial(_answer_with_gpus, NCCL_VERSION)
 )
 
 

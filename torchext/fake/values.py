@@ -311,7 +311,7 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
             _C.assume_nothing()
 
 
-def _read_values(original: Function, /, self: torch.Tensor, *args: Any, name: str, **kwargs: Any) -> Any:
+def _read_values(name: str, original: Function, /, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     is_fake = isinstance(self, torch.Tensor) and _C.is_fake(self) and not _C.is_deferred(self)
     if not is_fake or not _assumed or self.layout is not torch.strided:
         return original(self, *args, **kwargs)
@@ -332,7 +332,7 @@ def _read_values(original: Function, /, self: torch.Tensor, *args: Any, name: st
 
 for _name in ("tolist", "numpy", "__array__"):
     while_values_are_assumed.replaces(torch.Tensor, _name, reason="reads memory without calling an operator")(
-        partial(_read_values, name=_name)
+        partial(_read_values, _name)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -20,30 +21,38 @@ def when_imported(name: str, act: Callable[[], None]) -> None:
     Args:
         name: The full name of the module.
         act: Called by the importing thread, which other threads may wait for. If a thread is importing the module now,
-            called by a new thread afterwards.
+            called by a new thread soon afterwards.
     """
+    waiting = _actions.setdefault(name, [])
+    waiting.append(act)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    is_known = name in sys.modules or name in _bootstrap._module_locks  # of modules that a thread is importing
+    if not is_known or not _taken_back(act, waiting):
+        return  # the import calls it
     if is_imported(name):
         act()
-    elif name in sys.modules:
-
-        def wait() -> None:
-            try:
-                import_module(name)
-            except Exception:  # the importing thread raises it
-                return
-            act()
-
-        threading.Thread(target=wait, name=f"torchext: wait for {name}", daemon=True).start()
     else:
-        _actions.setdefault(name, []).append(act)
-        if _finder not in sys.meta_path:
-            sys.meta_path.insert(0, _finder)
+        threading.Thread(target=_wait, args=(name, act), name=f"torchext: wait for {name}", daemon=True).start()
+
+
+def _taken_back(act: Callable[[], None], waiting: list[Callable[[], None]]) -> bool:
+    try:
+        waiting.remove(act)
+    except ValueError:  # an import on another thread has called it
+        return False
+    return True
+
+
+def _wait(name: str, act: Callable[[], None]) -> None:
+    _bootstrap._lock_unlock_module(name)  # waits until the import has succeeded or failed
+    when_imported(name, act)
 
 
 def is_imported(name: str) -> bool:
     """Return true if the module has been imported. While a thread runs its code, some of its attributes are missing."""
     module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return module is not None and getattr(getattr(module, "__spec__", None), "_initializing", False) is not True
 
 
 def names_from(package: str, *homes: str) -> Callable[[str], Any]:
@@ -65,16 +74,17 @@ def names_from(package: str, *homes: str) -> Callable[[str], Any]:
     return find
 
 
+_bootstrap: Any = importlib._bootstrap  # has no public way to wait for an import
 _actions: dict[str, list[Callable[[], None]]] = {}
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules with actions through the other finders. It is in `sys.meta_path` while there are actions."""
+    """Finds the modules with actions through the other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _actions:
+        if not _actions.get(fullname):
             return None
         after = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(fullname, path, target) for finder in after)
@@ -104,7 +114,6 @@ class _Loader(Loader):
             module.__spec__.loader = self._original
         module.__loader__ = self._original
         self._original.exec_module(module)
-        for act in _actions.pop(module.__name__, ()):
-            act()
-        if not _actions and _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
+        waiting = _actions.get(module.__name__, [])
+        while waiting:
+            waiting.pop(0)()

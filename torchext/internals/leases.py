@@ -65,21 +65,30 @@ class Lease:
             if self.is_active:
                 self.prepare()
 
+    def declare_after_import(self, module: str, declaration: Callable[[], None]) -> None:
+        """Register a function after the program has imported a module. It is called once in a process."""
+        when_imported(module, partial(patching_lock.run_soon, partial(self.declare, declaration)))
+
     def replaces(
         self, owner: Any, *names: str, reason: str, needs: str | None = None, **options: Any
     ) -> Callable[[Replacement], Replacement]:
         """Return a decorator that declares a function as the replacement of attributes of a module or a class.
 
         The function receives the original (or, with several patches of one attribute, the previous replacement) as its
-        first argument, and then the arguments of the call.
+        first argument, which it calls for everything that it does not handle. The others are those of the call; a
+        Python function gets them by position where possible, with defaults filled in.
 
         Args:
             owner: The module or the class, or its name, such as "torch.nn" or "torch.nn.modules.rnn:RNNBase": the
-                patches are then declared after the program has imported the module.
+                patches are then declared after the program has first imported the module. They are not declared again
+                for a module that is removed from `sys.modules` and imported again.
             *names: The names of the attributes.
             reason: The PyTorch behavior that needs these patches.
             needs: Declare the patches only if `owner` has this attribute, which some releases or builds do not have.
             **options: Further arguments of `patch()`.
+
+        A `partial` of a function gets its bound arguments before the original. They are bound by position, because a
+        program may pass any name.
         """
 
         def declare(function: Replacement) -> Replacement:
@@ -106,8 +115,8 @@ class Lease:
 
         if is_imported(module):
             find()
-        else:  # other threads may wait for the import
-            when_imported(module, partial(patching_lock.run_soon, find))
+        else:
+            self.declare_after_import(module, find)
 
     def patch(
         self,

@@ -36,12 +36,9 @@ from .. import _C
 from ..errors import PatchError
 from .calls import skip_frames
 
-__all__ = ["Concerns", "Make", "Patch", "Patchable", "Steps", "once", "patching_lock"]
+__all__ = ["Concerns", "Function", "Make", "Patch", "Patchable", "Steps", "once", "patching_lock"]
 
 Function = Callable[..., Any]
-"""A replacement. Its first argument is the function to call for everything that the patch does not handle. The others
-are those of the call; a Python function passes them by position where possible, with defaults filled in.
-"""
 Make = Callable[[Any], Any]
 """Receives the value of an attribute, and returns the value that replaces it."""
 
@@ -140,7 +137,7 @@ class _Lock:
     def _run_waiting(self) -> None:
         while self._waiting and self._lock.acquire(blocking=False):
             try:
-                function = self._waiting.pop() if self._waiting else None
+                function = self._waiting.pop(0) if self._waiting else None
                 if function is not None:
                     function()
             except Exception:

@@ -46,7 +46,10 @@ class RankReport:
     """The report of one rank: the entry of `ranks` in the JSON report, with the keys that `reports/json.py` describes.
 
     Attributes:
-        findings: The properties that decide which remedies may help; not in the JSON, and None without `--advise`.
+        findings: The properties that decide which remedies may help; None without `--advise`.
+        has_started_gpu_work: Whether a process that the program has started has allocated memory on a GPU.
+
+    The last two are not in the JSON.
     """
 
     rank: int
@@ -74,11 +77,12 @@ class RankReport:
     code: dict[str, str] = field(default_factory=dict)
     timeline: dict[str, Any] = field(default_factory=dict)
     findings: Findings | None = None
+    has_started_gpu_work: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of the JSON report."""
         content = {"rank": self.rank, "outcome": self.outcome, **vars(self)}
-        del content["findings"]
+        del content["findings"], content["has_started_gpu_work"]
         return content
 
     @property
@@ -95,4 +99,5 @@ class RankReport:
             return "does not fit"
         if not self.has_enough:
             return "too few"
-        return "fits" if any(device["device"] not in HOST for device in self.devices) else USES_NO_GPU
+        uses_gpu = self.has_started_gpu_work or any(device["device"] not in HOST for device in self.devices)
+        return "fits" if uses_gpu else USES_NO_GPU

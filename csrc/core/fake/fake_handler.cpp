@@ -9,7 +9,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
-#include <c10/util/irange.h>
 #include <torchext/fake_tensor.h>
 
 #include "../../libraries/support/held_warnings.h"
@@ -309,18 +308,11 @@ class FakeCall {
   }
 
   Results make(const ResultRecipe& recipe) const {
-    if (recipe.refuses() && facts_.has_value) {
-      forgetWritten();  // the real kernel may have written a part, as that of `mean.out` has
+    if (recipe.refuses() && facts_.has_value) {  // the real kernel may have written a part, as that of `mean.out` has
+      forEachWritten(op_.schema(), arguments(),
+                     [](const Tensor& tensor, std::size_t) { hooks().values.forget(IValue{tensor}); });
     }
     return recipe.make(tensors_);
-  }
-
-  void forgetWritten() const {
-    for (const auto i : c10::irange(num_arguments_)) {
-      if (isWritten(op_.schema().arguments()[i])) {
-        hooks().values.forget(arguments()[i]);
-      }
-    }
   }
 
   std::shared_ptr<const KernelScratch> scratchOf(c10::ArrayRef<IValue> results) const {

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
@@ -328,8 +328,9 @@ class _Rank:
             text = _about_end(self._number, code)
             goal = self._job.goal
             report = RankReport(self._number, goal.unit, goal.count, error=text, error_summary=text)
-        notes = sorted(Path(self._files.folder).glob(f"{NOTES}*[0-9]"))
-        report.remarks += dict.fromkeys(map(_remark_on, notes))
+        notes = [pickle.loads(note.read_bytes()) for note in sorted(Path(self._files.folder).glob(f"{NOTES}*[0-9]"))]
+        report.has_started_gpu_work = any(any(peaks.values()) for _, peaks in notes)
+        report.remarks += dict.fromkeys(_remark_on(command, peaks) for command, peaks in notes)
         report.files = [{"path": one.path, "change": one.what, "bytes": one.nbytes} for one in changes_in(self._files)]
         return report
 
@@ -432,12 +433,11 @@ def _about_end(rank: int, code: int) -> str:
 def child_command(options: argparse.Namespace, folder: str, module: str, task: Path, answer: Path) -> list[str]:
     """Return the command that runs a module of this package in a process that changes no files outside of `folder`."""
     guard = [] if options.unguarded else [sys.executable, GUARD, folder]
-    return [*guard, sys.executable, "-m", f"torchext.dry_run.{module}", str(task), str(answer)]
+    return [*guard, sys.executable, "-m", f"torchext.dry_run.ranks.{module}", str(task), str(answer)]
 
 
-def _remark_on(note: Path) -> str:
+def _remark_on(command: Sequence[str], peaks: Mapping[int, int]) -> str:
     """Return the remark on the memory of a process that the program has started."""
-    command, peaks = pickle.loads(note.read_bytes())
     used = ", ".join(f"{peak / 2**20:,.1f} MiB of cuda:{i}" for i, peak in peaks.items() if peak)
     line = " ".join(shlex.join(command[1:]).split())
     return f"A process that the program started needed {used}, which is not counted: {line[:80]}"

@@ -25,8 +25,8 @@ def answers(owner: Any, functions: Mapping[str, Function], *, reason: str, **opt
         **options: Further arguments of `Lease.replaces()`.
     """
     for name, function in functions.items():
-        while_devices_exist.replaces(owner, name, reason=reason, **options)(partial(_answer, answer=function))
+        while_devices_exist.replaces(owner, name, reason=reason, **options)(partial(_answer, function))
 
 
-def _answer(original: Function, /, *args: Any, answer: Function, **kwargs: Any) -> Any:
+def _answer(answer: Function, original: Function, /, *args: Any, **kwargs: Any) -> Any:
     return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)

@@ -197,7 +197,7 @@ _is_missing = not hasattr(torch.cuda.Stream, "priority_range")
 answers(torch.cuda.Stream, {"priority_range": FakeStream.priority_range}, reason=REASON, is_added=_is_missing)
 
 
-def _construct(original: Function, cls: type, /, *args: Any, fake: type, **kwargs: Any) -> Any:
+def _construct(fake: type, original: Function, cls: type, /, *args: Any, **kwargs: Any) -> Any:
     """Construct a `fake` on threads with fake devices, and call `original` on others."""
     if _C.fake_cuda_devices() and not issubclass(cls, fake):
         return fake(*args, **kwargs)
@@ -211,7 +211,7 @@ if "__new__" in vars(torch.cuda.MemPool.__base__):
 else:
     answers(torch.cuda.MemPool, {"__init__": refusing_call(NO_POOLS)}, reason=REASON)
 for _owner, _fake in _classes:
-    while_devices_exist.replaces(_owner, "__new__", reason=REASON)(partial(_construct, fake=_fake))
+    while_devices_exist.replaces(_owner, "__new__", reason=REASON)(partial(_construct, _fake))
 
 
 def _construct_legacy(original: Function, cls: Any, /, *args: Any, device: Any = None, **kwargs: Any) -> Any:

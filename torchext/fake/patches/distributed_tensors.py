@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...internals.imports import when_imported
 from ...internals.leases import while_fakes_live
-from ...internals.patching import Function, patching_lock
+from ...internals.patching import Function
 from ...internals.torch_release import DIFFERENCES
 
 __all__: list[str] = []
@@ -52,7 +51,7 @@ def _leave_call_to_python(
 
 def _clear_cache() -> None:
     """Clear the cache before the patch is installed: its results for real tensors would bypass the patch."""
-    while_fakes_live.declare(torch._C._clear_DTensor_sharding_propagator_cache)
+    torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 if DIFFERENCES["fake_above_python"].applies:
@@ -62,7 +61,7 @@ if DIFFERENCES["fake_above_python"].applies:
         "_propagate_op_sharding_dispatch_slow_path",
         reason="calls operators on local tensors below the Fake key",
     )(_leave_call_to_python)
-    when_imported(DISPATCH, partial(patching_lock.run_soon, _clear_cache))
+    while_fakes_live.declare_after_import(DISPATCH, _clear_cache)
     for _owner, _names in {f"{DISPATCH}:OpDispatcher": ("redistribute_local_args",), **HANDLERS}.items():
         for _name in _names:
             _replaces(_owner, _name, needs=_name, reason="computes on local tensors below the Fake key")(

@@ -24,7 +24,7 @@ __all__: list[str] = []
 CHECKPOINT = "torch.utils.checkpoint"
 
 
-def _hook(original: Function, /, *args: Any, count: int, **kwargs: Any) -> None:
+def _hook(count: int, original: Function, /, *args: Any, **kwargs: Any) -> None:
     """Wrap the last two of `count` arguments, which pack and unpack a tensor."""
     # Errors about wrong arguments quote the arguments. aot_autograd inspects hooks that are graphs, and these do
     # not call functions of the program.
@@ -42,7 +42,7 @@ for _owner, _name, _count in (
     (torch._C._autograd.SavedTensor, "register_hooks", 3),
 ):
     while_fakes_live.replaces(_owner, _name, reason="makes formulas call functions of the program")(
-        partial(_hook, count=_count)
+        partial(_hook, _count)
     )
 
 

@@ -154,7 +154,7 @@ def _with_memory(original: Function, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _answer_for_fakes(
-    original: Function, /, self: UntypedStorage, *args: Any, answer: Callable[[UntypedStorage], Any], **kwargs: Any
+    answer: Callable[[UntypedStorage], Any], original: Function, /, self: UntypedStorage, *args: Any, **kwargs: Any
 ) -> Any:
     return answer(self) if is_of_fakes(self) else original(self, *args, **kwargs)
 
@@ -169,7 +169,7 @@ ANSWERS: dict[str, Callable[[UntypedStorage], Any]] = {
 }
 for _name, _answer in ANSWERS.items():
     replaces(UntypedStorage, _name, reason="reads the address, or lets the error escape through a noexcept function")(
-        functools.partial(_answer_for_fakes, answer=_answer)
+        functools.partial(_answer_for_fakes, _answer)
     )
 
 

@@ -125,7 +125,7 @@ def _tolist(original: Function, self: Tensor) -> Any:
     return original(self if known is None else known)
 
 
-def _share(original: Function, /, self: Tensor, *args: Any, name: str, error: type[Exception], **kwargs: Any) -> Any:
+def _share(name: str, error: type[Exception], original: Function, /, self: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Materialize a deferred tensor before `original` returns an array that shares its memory.
 
     An array of known values shares their memory while they are known.
@@ -143,7 +143,7 @@ def _share(original: Function, /, self: Tensor, *args: Any, name: str, error: ty
 
 for _name, _error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__dlpack__", BufferError)):
     replaces(Tensor, _name, reason="shares memory without calling an operator")(
-        functools.partial(_share, name=_name, error=_error)
+        functools.partial(_share, _name, _error)
     )
 
 
