@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -355,10 +356,11 @@ def _ranks(text: str, size: int | None) -> list[int]:
 
 @terminal.argument
 def _gpu_memory(text: str) -> int:
-    try:
-        size = float(text) * 2**30
-    except ValueError:
-        size = bytes_of(text, "--gpu-memory") if text[:1].isdecimal() else 0
+    size = 0.0
+    for read in (lambda: float(text) * 2**30, lambda: bytes_of(text, "--gpu-memory")):
+        with suppress(ValueError):
+            size = read()
+            break
     if not 0 < size < 2**50:
         raise ValueError(f"expected a positive number of GiB, or a size such as 24GB, got {text!r}")
     return int(size)

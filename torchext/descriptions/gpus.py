@@ -172,7 +172,7 @@ class FakeGPU:
             raise ValueError(f"`capability`: expected a pair such as (9, 0), got {self.capability!r}.")
 
 
-# What `inspect.signature()` shows.
+# `inspect.signature()` shows these types to users.
 FakeGPU.__init__.__annotations__.update(memory="int | str", context="int | str")
 
 

@@ -154,7 +154,7 @@ def fits(
 
 def _warn_of_empty_gpu(function: str, gpu: str) -> None:
     warnings.warn(
-        f"{function}(): the program has allocated no memory on {gpu}, so the result says nothing about that GPU. "
+        f"{function}(): the program has allocated no memory on {gpu}, so the result is not about that GPU. "
         'Construct the model and its inputs on "cuda" in the program.',
         TorchextWarning,
         stacklevel=4,  # of the caller of the decorated function
