@@ -184,6 +184,16 @@ def test_python_processes_of_the_program_have_the_same_gpus(fresh_command: Comma
     assert ended.code == 0
 
 
+@pytest.mark.ci
+def test_work_of_a_started_process_is_work_on_a_gpu(fresh_command: Command) -> None:
+    child = "import torch; torch.ones(2**20, device='cuda')"
+    ended = fresh_command(
+        f"import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)", "--to-end"
+    )
+    assert "rank 0 of 1: fits" in ended.out
+    assert ended.code == 0
+
+
 # Modules that take long to import, and that PyTorch imports only for programs that need them.
 HEAVY = [
     *("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.onnx"),
