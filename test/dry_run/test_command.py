@@ -36,6 +36,9 @@ TRAIN = """
 """
 
 
+USES_GPU = "import torch; torch.ones(1, device='cuda')"  # a rank that does not is not reported as one that fits
+
+
 class Ended(NamedTuple):
     code: int
     out: str
@@ -227,7 +230,8 @@ print("torch" in sys.modules, code)
     assert ended.stdout.endswith("False 0\n")
 
 
-MEETS = """
+MEETS = f"""
+    {USES_GPU}
     import os, socket, sys, time
     address = ("127.0.0.1", int(sys.argv[1]))
     print("rank", os.environ["RANK"], "reads", sys.stdin.read())
@@ -515,10 +519,10 @@ def test_error_after_values_that_do_not_exist_names_the_last_of_them(command: Co
 
 @pytest.mark.ci
 def test_program_without_launcher_trains_alone(command: Command) -> None:
-    alone = "import os; assert 'RANK' not in os.environ and 'WORLD_SIZE' not in os.environ"
-    assert command(alone, "--to-end").code == 0
-    launched = "import os; assert os.environ['RANK'] + os.environ['WORLD_SIZE'] == '01'"
-    assert command(launched, "--to-end", "--world-size", "1").code == 0
+    alone = "'RANK' not in os.environ and 'WORLD_SIZE' not in os.environ"
+    assert command(f"{USES_GPU}\nimport os; assert {alone}", "--to-end").code == 0
+    launched = "os.environ['RANK'] + os.environ['WORLD_SIZE'] == '01'"
+    assert command(f"{USES_GPU}\nimport os; assert {launched}", "--to-end", "--world-size", "1").code == 0
 
 
 @pytest.mark.ci
@@ -528,7 +532,8 @@ def test_modules_run_as_by_python(fresh_command: Command, tmp_path: Path) -> Non
     (package / "__init__.py").touch()
     (package / "part.py").write_text("name = 'part of the package'")
     (package / "go.py").write_text(
-        "import os, sys\nfrom .part import name\nprint(name, __name__, sys.argv[1:], sys.path[0] == os.getcwd())"
+        f"{USES_GPU}\nimport os, sys\nfrom .part import name\n"
+        "print(name, __name__, sys.argv[1:], sys.path[0] == os.getcwd())"
     )
     ended = fresh_command("", "--to-end", arguments=["-m", "package.go", "--steps", "7"])
     assert ended.code == 0
@@ -544,7 +549,7 @@ def test_scripts_run_as_by_python(fresh_command: Command, tmp_path: Path, monkey
     (scripts / "beside.py").write_text("name = 'beside the script'")
     (tmp_path / "not_beside.py").touch()
     (scripts / "go.py").write_text(
-        "import importlib.util, sys, beside\n"
+        f"{USES_GPU}\nimport importlib.util, sys, beside\n"
         "assert importlib.util.find_spec('not_beside') is None\n"
         "assert sys.modules['__main__'].beside is beside\n"
         "print(beside.name, __name__, sys.argv)"
@@ -1160,7 +1165,8 @@ def test_gpus_of_a_program_without_a_launcher(command: Command) -> None:
         assert re.findall(r"^  cuda:(\d) ", ended.out, re.MULTILINE) == [str(i) for i in range(count)]
 
 
-SHOW = """
+SHOW = f"""
+    {USES_GPU}
     import os, sys
     print("started", os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], *sys.argv[1:])
 """
@@ -1278,7 +1284,8 @@ time.sleep(600)
 @pytest.mark.ci
 def test_interrupt_reports_the_ranks_that_are_finished(tmp_path: Path) -> None:
     script, target = tmp_path / "train.py", tmp_path / "report.json"
-    script.write_text("""
+    script.write_text(f"""
+{USES_GPU}
 import os, time
 if os.environ["RANK"] == "1":
     open("/dev/stderr", "w").write("started\\n")
