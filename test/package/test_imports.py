@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import runpy
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import forked
 import pytest
+from paused_imports import paused_import
 
 from torchext.internals import imports
 from torchext.internals.imports import is_imported, when_imported
@@ -70,60 +69,26 @@ def test_actions_wait_for_an_import_that_succeeds(module: Path) -> None:
     assert seen == [1]
 
 
-def test_actions_wait_for_an_import_on_another_thread(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        has_begun.set()
-        may_end.wait(60)
-
-    monkeypatch.setattr(sys, "pause_of_torchext", pause, raising=False)
-    module.write_text("import sys\nsys.pause_of_torchext()\nloader = __loader__\n")
+def test_actions_wait_for_an_import_on_another_thread(module: Path) -> None:
     assert not is_imported(NAME)
-    thread = threading.Thread(target=importlib.import_module, args=(NAME,))
-    thread.start()
-    assert has_begun.wait(60)
-    assert not is_imported(NAME)
-    acted = threading.Event()
-    when_imported(NAME, lambda: acted.set() if hasattr(sys.modules[NAME], "loader") else None)
-    assert not acted.is_set()
-    may_end.set()
-    thread.join()
-    assert acted.wait(60)
+    with paused_import(module) as running:
+        assert not is_imported(NAME)
+        seen: list[bool] = []
+        when_imported(NAME, lambda: seen.append(hasattr(sys.modules[NAME], "loader")))
+        assert seen == []
+        running.finish()
+        assert seen == [True]
     assert is_imported(NAME)
     assert is_imported("__main__")  # may have no spec
 
 
-def test_actions_wait_for_the_next_import_if_one_on_another_thread_fails(
-    module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-    runs: list[int] = []
-
-    def fail() -> None:
-        runs.append(1)
-        has_begun.set()
-        may_end.wait(60)
-        raise ImportError("the first time")
-
-    monkeypatch.setattr(sys, "fail_of_torchext", fail, raising=False)
-    module.write_text("import sys\nsys.fail_of_torchext()\n")
-
-    def import_it() -> None:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(NAME)
-
-    thread = threading.Thread(target=import_it)
-    thread.start()
-    assert has_begun.wait(60)
+def test_actions_wait_for_the_next_import_if_one_on_another_thread_fails(module: Path) -> None:
+    module.write_text("raise ImportError('the first time')\n")
     seen: list[int] = []
-    when_imported(NAME, lambda: seen.append(1))
-    may_end.set()
-    thread.join()
-    for waiting in threading.enumerate():
-        if waiting.name == f"torchext: wait for {NAME}":
-            waiting.join()
-    assert (runs, seen) == ([1], [])
+    with paused_import(module) as running:
+        when_imported(NAME, lambda: seen.append(1))
+        running.finish()
+        assert (running.runs, seen) == (1, [])
     module.write_text("")
     importlib.import_module(NAME)
     assert seen == [1]

@@ -19,6 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
+from paused_imports import paused_import
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchext import _C, amp, inference
@@ -391,30 +392,13 @@ def test_modules_and_classes_may_be_imported_later(lease: Lease, late_module: Pa
         assert call_late_functions() == ("original", "nested")
 
 
-def test_declarations_wait_for_an_import_on_another_thread(
-    lease: Lease, late_module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        has_begun.set()
-        may_end.wait(60)
-
-    monkeypatch.setattr(sys, "pause_of_torchext", pause, raising=False)
-    late_module.write_text("import sys\nsys.pause_of_torchext()\n" + late_module.read_text())
+def test_declarations_wait_for_an_import_on_another_thread(lease: Lease, late_module: Path) -> None:
     lease.replaces(LATE, "function", reason="a test")(replaced)
     lease.replaces(f"{LATE}:Outer.Inner", "method", reason="a test")(replaced)
     lease.replaces(Owner, "method", reason="a test")(replaced)
-    thread = threading.Thread(target=importlib.import_module, args=(LATE,))
-    thread.start()
-    assert has_begun.wait(60)
-    with lease.hold():  # neither waits for the import nor looks for the missing function
+    with paused_import(late_module) as running, lease.hold():  # neither waits nor looks for the missing function
         assert Owner().method() == "replaced original"
-        may_end.set()
-        thread.join()
-        for waiting in threading.enumerate():
-            if waiting.name == f"torchext: wait for {LATE}":
-                waiting.join()
+        running.finish()
         assert call_late_functions() == ("replaced original", "replaced nested")
     for _ in range(2):
         with lease.hold():

@@ -16,7 +16,7 @@ from torch.utils.data import dataloader, dataset
 from torch.utils.data._utils import worker
 
 from .. import _C
-from ..internals.dispatch_keys import without_our_keys
+from ..internals.dispatch_keys import call_on_real_tensors, without_our_keys
 from ..internals.patching import Function
 from .current import while_world_is_open
 
@@ -57,12 +57,12 @@ def _get_iterator(original: Function, self: Any) -> Any:
         return original(self)
 
 
-@while_world_is_open.replaces(dataset, "random_split", reason="reads a permutation")
-@while_world_is_open.replaces(worker, "_worker_loop", reason="computes with data in another process")
-@while_world_is_open.replaces(ITERATOR, "_next_index", reason="computes with the values of indices")
-def _with_real_tensors(original: Function, /, *args: Any, **kwargs: Any) -> Any:
-    with without_our_keys():
-        return original(*args, **kwargs)
+for _owner, _name, _reason in (
+    (ITERATOR, "_next_index", "computes with the values of indices"),
+    (worker, "_worker_loop", "computes with data in another process"),
+    (dataset, "random_split", "reads a permutation"),
+):
+    while_world_is_open.replaces(_owner, _name, reason=_reason)(call_on_real_tensors)
 
 
 def _state_for(data: object) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from .. import _C
 from ..fake.values import note_reading, while_values_are_assumed
-from ..internals.dispatch_keys import without_our_keys
+from ..internals.dispatch_keys import call_on_real_tensors
 from ..internals.patching import Concerns, Function
 from .current import while_world_is_open
 from .messages import without_answers
@@ -49,12 +49,8 @@ def _get_device_state(original: Function, self: Any) -> Any:
 
 COMPUTES = "computes with the state of a generator"
 
-
-@replaces("_compute_rng_offsets", needs="_compute_rng_offsets", reason=COMPUTES)  # since 2.12
-@replaces("_set_pre_op_offset", "_set_post_op_offset", reason=COMPUTES)
-def _compute(original: Function, /, *args: Any, **kwargs: Any) -> Any:
-    with without_our_keys():
-        return original(*args, **kwargs)
+replaces("_set_pre_op_offset", "_set_post_op_offset", reason=COMPUTES)(call_on_real_tensors)
+replaces("_compute_rng_offsets", needs="_compute_rng_offsets", reason=COMPUTES)(call_on_real_tensors)  # since 2.12
 
 
 # ---- Generators

@@ -201,8 +201,8 @@ def _call_directly() -> None:
     patch = while_fakes_live.patch(
         torch._compile, "getattr", _find_the_function, "wrappers without a cached function import Dynamo"
     )
-    withdraw = partial(while_fakes_live.withdraw, [patch])
-    when_imported("torch._dynamo", lambda: patching_lock.run_soon(withdraw))  # other threads may wait for the import
+    # Other threads may wait for the import.
+    when_imported("torch._dynamo", partial(patching_lock.run_soon, partial(while_fakes_live.withdraw, [patch])))
 
 
 def _find_the_function(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from .. import _C
 from .leases import while_fakes_live, while_marks_live
 from .patching import Function
 
-__all__ = ["is_constructing", "making_fakes", "with_our_keys", "without_our_keys"]
+__all__ = ["call_on_real_tensors", "is_constructing", "making_fakes", "with_our_keys", "without_our_keys"]
 
 _FAKE, _DEFERRED_INIT = (torch._C._dispatch_key_parse(name) for name in ("Fake", "DeferredInit"))
 _OURS = torch._C.DispatchKeySet(_FAKE).add(_DEFERRED_INIT)
@@ -37,6 +37,12 @@ def making_fakes() -> Iterator[None]:
 def without_our_keys() -> AbstractContextManager[None]:
     """Exclude our dispatch keys on this thread in the block, so that factories make real tensors."""
     return torch._C._ExcludeDispatchKeyGuard(_OURS)
+
+
+def call_on_real_tensors(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    """Replace a function whose factories must make real tensors: see `Lease.replaces()`."""
+    with without_our_keys():
+        return original(*args, **kwargs)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch.nn import Parameter, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ... import _C
-from ...internals.dispatch_keys import is_constructing, making_fakes, without_our_keys
+from ...internals.dispatch_keys import call_on_real_tensors, is_constructing, making_fakes, without_our_keys
 from ...internals.leases import while_fakes_live
 from ...internals.patching import Concerns, Function
 from ...internals.torch_release import DIFFERENCES
@@ -239,15 +239,12 @@ def _materialize(original: Function, /, self: Tensor, *args: Any, **kwargs: Any)
         return original(self, *args, **kwargs)
 
 
-@while_fakes_live.replaces(
+# The tensor is made with the first jagged tensor of the process.
+while_fakes_live.replaces(
     "torch.nested._internal.nested_tensor",
     "_nt_view_dummy",
     reason="makes a tensor that outlives the block, and keeps it in a global variable",
-)
-def _nt_view_dummy(original: Function) -> Any:
-    """The tensor is made with the first jagged tensor of the process."""
-    with without_our_keys():
-        return original()
+)(call_on_real_tensors)
 
 
 @replaces(torch.backends.cudnn, "is_acceptable", reason="precedes a comparison of addresses", is_traced=True)
