@@ -48,6 +48,6 @@ def assert_fits() -> Callable[..., Fit]:
     It fails the test unless `program` fits on the fake GPU and leaves `headroom`, in bytes or as a text such as "2GiB".
     It returns the `torchext.memory.Fit`. The other arguments are those of `torchext.memory.fits()`.
     """
-    from torchext.testing._fitting import assert_fits
+    from torchext.testing.plugin import assert_fits
 
     return assert_fits

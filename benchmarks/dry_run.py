@@ -249,7 +249,7 @@ for step in range(1000):
 OWN_TIME = """
 import sys, time
 import torch
-from torchext.descriptions.gpus import FakeGPU
+from torchext.descriptions import FakeGPU
 from torchext.reports.model import DEFAULT_VALUES, Goal
 from torchext.dry_run.ranks.running import run_rank
 start = time.process_time()

@@ -129,7 +129,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     start = partial(forked.ForkedProcess, imports=forked.DRY_RUN)
     replaced = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr("torchext.dry_run.ranks.ending.subprocess", replaced)
+    monkeypatch.setattr("torchext.dry_run.ranks.processes.subprocess", replaced)
 
 
 @pytest.fixture

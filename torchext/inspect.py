@@ -15,7 +15,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from . import _C
 from .internals.leases import leases
-from .internals.results import Column, Items, Table, plain
+from .internals.text import Column, Items, Table, plain
 
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 

@@ -19,10 +19,10 @@ enum class Provided : std::uint8_t {
   kKernelGeometry,            // torchext.fake.cuda.kernels: the class that describes tensors to rules
   kKernelSteps,               // torchext.fake.cuda.kernels: applies the rule of an operator
   kObserveOutOfMemory,        // torchext.fake.cuda.memory: calls the program's observers before an error
-  kTypedStorage,              // torchext.fake.patches.python_data: PyTorch's class of storages with a dtype
+  kTypedStorage,              // torchext.fake.patches.tensors: PyTorch's class of storages with a dtype
   kSettleLeases,              // torchext.internals.leases: replaces PyTorch's functions, or restores them
-  kNotifyModes,               // torchext.amp.patches: notifies function modes of the begin or end of a region
-  kHasFakeImplementation,     // torchext.fake.meta_functions: whether a program registered one for an operator
+  kNotifyModes,               // torchext.amp.amp_tensor: notifies function modes of the begin or end of a region
+  kHasFakeImplementation,     // torchext.fake.python_functions: whether a program registered one for an operator
 };
 
 // Returns null before the object is provided. Held for the life of the process.

@@ -13,8 +13,14 @@ import torch
 import transformers
 from common import kept_threads
 
+from torchext import commands
 from torchext.checkpoint import folder as folders
-from torchext.commands.checkpoint_flags import main
+
+
+def main(arguments: list[str]) -> int:
+    """Run `torchext checkpoint` in this process."""
+    return commands.main(["checkpoint", *arguments])
+
 
 MODULE = """\
 import torch
@@ -71,7 +77,7 @@ def test_writes_the_checkpoint_of_eager_construction(module: str, tmp_path: Path
 
 @pytest.mark.ci
 def test_process_shows_a_bar_and_ends(module: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torchext.checkpoint", f"{module}:build", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "torchext", "checkpoint", f"{module}:build", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "saving: 100%" in done.stderr
@@ -236,7 +242,7 @@ def test_errors_of_the_module_have_its_traceback(
     assert main([f"{module}_broken:build", "--out", str(tmp_path / "out")]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].endswith(f'{module}_broken.py", line 1, in <module>')
-    assert lines[-2:] == ["KeyError: 'no settings'", f"python -m torchext.checkpoint: importing {module}_broken failed"]
+    assert lines[-2:] == ["KeyError: 'no settings'", f"torchext checkpoint: importing {module}_broken failed"]
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.bin"])
@@ -252,6 +258,6 @@ def test_existing_files_are_an_error(module: str, tmp_path: Path, capsys: pytest
     assert main(arguments) == 0
     assert main(arguments) == 1
     assert capsys.readouterr().err == (
-        f"python -m torchext.checkpoint: {tmp_path}: The files exist already. Remove them, choose another place, or "
+        f"torchext checkpoint: {tmp_path}: The files exist already. Remove them, choose another place, or "
         "resume an interrupted call with --resume: model.safetensors\n"
     )

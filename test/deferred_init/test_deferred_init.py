@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import torchext
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import fake_mode, is_fake
-from torchext.fake.patches import saving
+from torchext.fake.patches import storages
 
 CHANGES_OF_METADATA = {
     "out": lambda tensor: torch.mul(torch.ones(3), 2, out=tensor.resize_(0)),
@@ -556,4 +556,4 @@ class TestWrapperThatIsAPartOfItself:
             torchext.fake.fake_like(wrapper)
 
     def test_is_searched_for_fakes_once(self, wrapper: torch.Tensor) -> None:
-        assert saving._find_fake([wrapper], set()) is None
+        assert storages._find_fake([wrapper], set()) is None

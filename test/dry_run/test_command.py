@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from torchext.commands.dry_run import exit_code_of, main
+from torchext import commands
+from torchext.commands.dry_run import exit_code_of
 from torchext.reports.model import RankReport
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def fresh_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch
     def run(program: str, *options: str, arguments: Sequence[str] = ("train.py",)) -> Ended:
         (tmp_path / "train.py").write_text(dedent(program))
         capfd.readouterr()
-        code = main([*options, "--", *arguments])
+        code = commands.main(["dry-run", *options, "--", *arguments])
         return Ended(code, *capfd.readouterr())
 
     return run
@@ -903,7 +904,7 @@ def test_arguments_that_make_no_sense_are_refused(
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     with pytest.raises(SystemExit, match="2"):
-        main(arguments)
+        commands.main(["dry-run", *arguments])
     assert re.search(message, capsys.readouterr().err)
 
 
@@ -911,7 +912,9 @@ def test_arguments_that_make_no_sense_are_refused(
 def test_exit_code_is_that_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch; torch.empty(1 << 40, device='cuda')")
     ended = subprocess.run(
-        [sys.executable, "-m", "torchext.dry_run", "--", str(tmp_path / "train.py")], check=False, capture_output=True
+        [sys.executable, "-m", "torchext", "dry-run", "--", str(tmp_path / "train.py")],
+        check=False,
+        capture_output=True,
     )
     assert ended.returncode == 3, ended.stderr
 
@@ -1153,7 +1156,7 @@ def test_rejected_writes_name_the_remedy(fresh_command: Command, tmp_path: Path)
 
 def test_folder_for_files_must_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["--keep-files", str(tmp_path), "--", "train.py"])
+        commands.main(["dry-run", "--keep-files", str(tmp_path), "--", "train.py"])
     assert f"--keep-files: {tmp_path} exists" in capsys.readouterr().err
 
 
@@ -1258,7 +1261,7 @@ open("/dev/stderr", "w").write(f"{os.getpid()} {children[0].pid} {children[1].pi
 time.sleep(600)
 """)
     command = subprocess.Popen(
-        [sys.executable, "-m", "torchext.dry_run", "--", str(script)],
+        [sys.executable, "-m", "torchext", "dry-run", "--", str(script)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -21,8 +21,7 @@ from pipeline_programs import PROGRAMS, Log, run_on_gloo
 from processes import forkserver
 from torch.multiprocessing.spawn import start_processes
 
-from torchext import _C
-from torchext.commands.dry_run import main
+from torchext import _C, commands
 from torchext.dry_run import World, world
 from torchext.dry_run.adapters.deepspeed import _assert_own_length, _get_own_list
 from torchext.dry_run.messages import Messages
@@ -51,7 +50,7 @@ def run(
         (tmp_path / "train.py").write_text(dedent(program))
         capfd.readouterr()
         given = ["--no-lines", "--world-size", str(size), "--rank", ranks, *(options or ["--to-end"])]
-        code = main([*given, "--", "train.py"])
+        code = commands.main(["dry-run", *given, "--", "train.py"])
         return Ended(code, *capfd.readouterr())
 
     return run_dry
@@ -77,7 +76,7 @@ def test_pipeline_exchanges_messages_as_on_gloo(name: str, tmp_path: Path, capfd
     capfd.readouterr()
     size = PROGRAMS[name][1]
     options = ["--no-lines", "--world-size", str(size), "--rank", "all", "--values", "raise", "--to-end"]
-    code = main([*options, "--", pipeline_programs.__file__, name])
+    code = commands.main(["dry-run", *options, "--", pipeline_programs.__file__, name])
     out, err = capfd.readouterr()
     assert code == 0, err
     dry = {int(rank): json.loads(log) for rank, log in re.findall(r"^LOG (\d) (.*)$", out, re.MULTILINE)}

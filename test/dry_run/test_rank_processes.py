@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from torchext.dry_run.protocol import CYCLE, FINISHED, OTHER, Awaited, Channel, Message, Missing
-from torchext.dry_run.ranks.ending import ChildProcess, Patience, raising_on_signals
-from torchext.dry_run.ranks.processes import RankProcesses, _Rank
+from torchext.dry_run.ranks.processes import ChildProcess, Patience, RankProcesses, _Rank, raising_on_signals
 from torchext.reports.model import Goal, RankReport
 
 

@@ -11,13 +11,12 @@ from textwrap import indent
 
 import pytest
 
-from torchext.descriptions.gpus import FakeGPU
+from torchext.descriptions import FakeGPU
 from torchext.dry_run import world
 from torchext.dry_run.ranks.running import run_rank
 from torchext.dry_run.steps import PATIENCE
 from torchext.memory import track_memory
-from torchext.reports.json import json_report
-from torchext.reports.model import FORWARD, STEP, Goal, RankReport
+from torchext.reports.model import FORWARD, STEP, Goal, RankReport, json_report
 from torchext.reports.text import html_report, text_report
 
 from .step_programs import PREAMBLE, PROGRAMS, Program
@@ -190,7 +189,7 @@ def test_program_without_steps_is_distinguished_from_one_that_fits(run: Run) -> 
 def test_endless_loop_in_which_no_optimizer_is_called_is_ended(
     run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("torchext.dry_run.ranks.progress.MOST_IDLE", 50)
+    monkeypatch.setattr("torchext.dry_run.ranks.running.MOST_IDLE", 50)
     program = PROGRAMS["plain"]
     skipping = "model(batch()).sum().backward(); optimizer.zero_grad()\nif i == 0: optimizer.step()"
     report = run(source_of(program._replace(loop=skipping), 1000), Goal(STEP, 2))

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from torchext.dry_run import TimeBound, World, bound_time, world
 from torchext.dry_run.simulated_world import job_of
-from torchext.dry_run.time.links import crossing_of
-from torchext.dry_run.time.timeline import Run, Wait, least_time
+from torchext.dry_run.time.bounds import Run, Wait, least_time
+from torchext.dry_run.time.work import crossing_of
 from torchext.fake import FakeGPU, PeakRates
-from torchext.memory.flops import counting_flops
+from torchext.memory.tracking import counting_flops
 
 RATES = PeakRates(
     float32=1e12, tf32=2e12, float16=4e12, bfloat16=8e12, float8=16e12, memory=1e12, link=1e11, network=1e10, boost=2.0

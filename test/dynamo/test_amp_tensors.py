@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from torchext import _C, amp
 from torchext.errors import TorchextWarning
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module
 from torchext.fake import fake_like, fake_mode, is_fake
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from compiled import BACKENDS, check_compiled, check_same, compiled, graph_break
 from torch import Tensor, nn
 
 from torchext import amp
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchext.dynamo import registration
+from torchext import dynamo
 from torchext.errors import TorchextWarning
 
 COMPILES = """
@@ -46,4 +46,4 @@ def test_other_builds_of_pytorch_get_a_warning(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.delattr(VariableBuilder, "_id_dispatch")
     with pytest.warns(TorchextWarning, match="guards of torchext break the graphs.*AttributeError.*_id_dispatch"):
-        registration.register()
+        dynamo._register()

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torchext import inspect
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of PyTorch has no gloo")
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from torchext.fake import FakeGPU, fake_like, fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 CUDNN, FLASH, EFFICIENT = "Cudnn", "Flash", "Efficient"
 MATH = None

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from torchext import TorchextDeprecationWarning
-from torchext.descriptions.gpus import as_fake_gpu
+from torchext.descriptions import as_fake_gpu
 from torchext.fake import FakeGPU, fake_mode
 
 pytestmark = pytest.mark.usefixtures("empty_devices")

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode, is_fake
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 only_2_13 = pytest.mark.skipif(TORCH_RELEASE != (2, 13), reason="Meta kernels differ between releases")
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
 from torchext.fake import fake_like, fake_mode, is_fake
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 
 def described(result: Any) -> Any:

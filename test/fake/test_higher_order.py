@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import DataDependentError, fake_like, fake_mode, is_fake
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 Program = Callable[[], Any]
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from torchext.fake import cache_clear, cache_info, fake_like, fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 BF16 = torch.bfloat16
 

@@ -23,7 +23,7 @@ from torch.testing._internal.opinfo.core import OpInfo, UnaryUfuncInfo
 
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, cache_clear, cache_info, fake_like, fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 # More elements than a trial may have, and no sizes divisible by a power of two.
 SIZES = [(33, 33, 33), (41, 41, 41), (32771,), (40009, 1), (1, 40009), (181, 183), (3, 5, 7, 11, 31), (1, 301, 400)]

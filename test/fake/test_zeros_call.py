@@ -14,7 +14,7 @@ from torch.distributions import Dirichlet
 
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_mode, is_fake
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 # All PyTorch operators with a CPU kernel, without a Meta kernel, and without a tag for dependence on values. Each was
 # reviewed. Either the shapes of its results follow from shapes and numbers; or `needsValues()` lists it (the last

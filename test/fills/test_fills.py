@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchext.deferred_init import deferred_init
 from torchext.fake import fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 ROOT = Path(__file__).parents[2]
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]

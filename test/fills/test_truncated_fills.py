@@ -14,8 +14,8 @@ from hypothesis import given
 from torch import Generator, Tensor, nn
 
 from torchext.deferred_init import deferred_init, materialize_tensor
-from torchext.fake import initializers
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.fake import python_functions
+from torchext.internals.patching import TORCH_RELEASE
 
 # Before 2.13 PyTorch draws other values of half precision, which torchext leaves to its kernel.
 DTYPES = [torch.float32] if TORCH_RELEASE < (2, 13) else [torch.float32, torch.bfloat16, torch.float16]
@@ -144,8 +144,8 @@ def test_deferred_trunc_normal_is_computed_so(dtype: torch.dtype, monkeypatch: p
     def fail(*args: object) -> None:
         raise AssertionError("the function was run on the whole tensor")
 
-    monkeypatch.setattr(initializers, "sample", fail)
-    monkeypatch.setattr(initializers, "count_draws", fail)
+    monkeypatch.setattr(python_functions, "sample", fail)
+    monkeypatch.setattr(python_functions, "count_draws", fail)
     torch.manual_seed(11)
     deferred = deferred_init(build)
     assert torch.equal(torch.get_rng_state(), state)

@@ -217,7 +217,7 @@ def run(python: Path, folder: Path, name: str, size: int, ranks: Sequence[str]) 
     before = digest(files)
     chosen = ",".join(dict.fromkeys({"first": "0", "last": str(size - 1)}.get(rank, rank) for rank in ranks))
     arguments = program.arguments.format(nodes=-(-size // 8)).split()
-    command = [str(python), "-m", "torchext.dry_run", *program.options.split()]
+    command = [str(python), "-m", "torchext", "dry-run", *program.options.split()]
     if size > 1:
         command += ["--world-size", str(size), "--rank", chosen]
     command += ["--", str(HERE / "programs" / program.script), *arguments]

@@ -13,7 +13,7 @@ import torch
 from common import COMPUTES_ON_CUDA
 from cuda_dtypes import Call, facts, name_of, refusal_in
 
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 pytestmark = [
     pytest.mark.cuda,

@@ -13,11 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchext.advice.advising import _Simulation
-from torchext.advice.blocks import Block as Layer
-from torchext.advice.blocks import blocks_of
-from torchext.advice.remedies import Accumulate, Checkpoint, Remedy
-from torchext.advice.searching import _Search
+from torchext.advice.remedies import Accumulate, Checkpoint, Remedy, blocks_of
+from torchext.advice.remedies import Block as Layer
+from torchext.advice.searching import _Search, _Simulation
 from torchext.fake import FakeGPU, fake_mode
 from torchext.memory import Advice, Outcome, advise, fits
 

@@ -21,8 +21,7 @@ from torch._prims_common import suggest_memory_format
 
 from torchext.fake import FakeGPU, fake_mode
 from torchext.fake.cuda.kernels import calls
-from torchext.fake.cuda.kernels.calls import Gpu, KernelCall
-from torchext.fake.cuda.kernels.geometry import Geometry, contiguous
+from torchext.fake.cuda.kernels.calls import Geometry, Gpu, KernelCall, contiguous
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -185,7 +184,7 @@ class TestWorkspaces:
         program = (
             "import torch\n"
             "from torchext.fake.cuda.kernels.calls import Gpu, steps_of\n"
-            "from torchext.fake.cuda.kernels.geometry import contiguous\n"
+            "from torchext.fake.cuda.kernels.calls import contiguous\n"
             "a = contiguous([8, 8], torch.float32)\n"
             "print([step[1] for step in steps_of('aten::mm', [a, a], [a], Gpu(9, 132, 2048))[1] if step[1]])\n"
         )

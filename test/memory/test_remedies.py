@@ -20,9 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from torchext.advice.applying import applying
-from torchext.advice.blocks import Block
 from torchext.advice.remedies import (
     Accumulate,
+    Block,
     Checkpoint,
     ChunkedLoss,
     Findings,

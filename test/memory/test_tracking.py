@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torchext import _C, TorchextDeprecationWarning, TorchextWarning
 from torchext.dry_run import world
 from torchext.fake import FakeGPU, fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 from torchext.memory import Category, MaxBatch, Phase, TrackedMemory, fits, max_batch, track_memory
 
 pytestmark = pytest.mark.usefixtures("empty_devices")

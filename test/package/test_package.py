@@ -31,7 +31,7 @@ from torch.utils import cpp_extension
 import torchext
 from torchext import _C, installation
 from torchext.installation import how_to_install_again
-from torchext.internals.torch_release import DIFFERENCES, TORCH_RELEASE
+from torchext.internals.patching import DIFFERENCES, TORCH_RELEASE
 from torchext.version import NEWEST_TORCH
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from torch import nn
 import torchext_pytest
 from torchext.fake import FakeGPU
 from torchext.memory import Fit
-from torchext.testing.modes.replacing import replace_everywhere
+from torchext.testing.modes import replace_everywhere
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.opinfo.core import OpInfo
 
 from torchext.fake import fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 DTYPES = fakes.DTYPES
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from textwrap import indent
 from typing import Any
 
-from ..descriptions.gpus import UNLIMITED, FakeGPU
-from ..internals.results import Column, Table
-from ..memory.reports import in_units
+from ..descriptions import UNLIMITED, FakeGPU
+from ..internals.text import Column, Table
+from ..memory.plots import in_units
 from .remedies import Accumulate, Checkpoint, Numerics, Remedy
 
 __all__ = ["Advice", "Outcome", "outcome_on"]

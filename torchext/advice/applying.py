@@ -16,11 +16,21 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 
 from .. import _C
-from ..fake.checks import is_fake_tensor, is_wrapper_of_fakes
+from ..fake.fake_tensor_mode import is_fake_tensor, is_wrapper_of_fakes
 from ..internals.leases import Lease
 from ..internals.patching import Function
-from .blocks import Block, blocks_of, is_checkpointed_by_transformers
-from .remedies import Accumulate, ChunkedLoss, Findings, NoGradients, Remedy, cross_entropy_in_chunks, sharded_modules
+from .remedies import (
+    Accumulate,
+    Block,
+    ChunkedLoss,
+    Findings,
+    NoGradients,
+    Remedy,
+    blocks_of,
+    cross_entropy_in_chunks,
+    is_checkpointed_by_transformers,
+    sharded_modules,
+)
 
 __all__ = ["Application", "applying"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .comparing import check_init
-from .report import InitCheck, MeshCheck, TensorCheck
+from .comparing import InitCheck, MeshCheck, TensorCheck, check_init
 
 __all__ = ["InitCheck", "MeshCheck", "TensorCheck", "check_init"]

@@ -18,7 +18,6 @@ from ..errors import CheckpointError
 from ..internals.arguments import check_is_dtype
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.held_tensors import is_wrapper, shows_all, storage_of
-from .libraries import hub_serialization, safetensors_torch
 
 __all__ = [
     "LENGTH_BYTES",
@@ -29,13 +28,51 @@ __all__ = [
     "TensorPlace",
     "check_dtype",
     "converted_dtype",
+    "hub_serialization",
     "known_dtypes",
     "lacks_values",
     "make_header",
     "parse_header",
     "plan_files",
+    "safetensors_torch",
     "state_of",
 ]
+
+
+# ---- The optional libraries for checkpoint files
+
+
+def safetensors_torch() -> Any:
+    """Return `safetensors.torch`.
+
+    Raises:
+        ImportError: safetensors is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            "torchext.checkpoint reads and writes safetensors files. Install it: pip install safetensors"
+        ) from error
+    return safetensors.torch
+
+
+def hub_serialization() -> Any:
+    """Return the module of huggingface_hub that divides checkpoints into files.
+
+    Raises:
+        ImportError: huggingface_hub is not installed.
+    """
+    try:
+        import huggingface_hub.serialization._base as base
+    except ImportError as error:
+        raise ImportError(
+            "huggingface_hub divides checkpoints into several files. Install it: pip install huggingface_hub"
+        ) from error
+    return base
+
+
+# ---- The contents of a checkpoint: its tensors, their names, and its files
 
 
 # ---- The dtype of a tensor in a checkpoint

@@ -23,8 +23,7 @@ from typing_extensions import Self
 
 from .. import _C
 from ..internals.held_tensors import shows_all
-from ..internals.results import Column, Table
-from ..internals.text import bytes_of, progress_bar, readable
+from ..internals.text import Column, Table, bytes_of, progress_bar, readable
 from .contents import SUFFIX, Contents, PlannedFile, PlannedFiles, plan_files, state_of
 from .folder import Folder, IncompleteFile
 

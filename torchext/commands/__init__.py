@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..internals import terminal
-from . import checkpoint_flags, completion, dry_run, report
-from .flags import configure_check_init, configure_env, configure_route
+from . import completion, dry_run, report
+from .flags import configure_check_init, configure_checkpoint, configure_env, configure_route
 
 __all__ = ["main", "parser", "parsers"]
 
@@ -23,7 +23,7 @@ class _Command(NamedTuple):
 COMMANDS = {
     "dry-run": _Command("run ranks of a training job without its GPUs", dry_run.configure),
     "report": _Command("print, convert and compare the reports of dry runs", report.configure),
-    "checkpoint": _Command("write the initial checkpoint of a model in bounded memory", checkpoint_flags.configure),
+    "checkpoint": _Command("write the initial checkpoint of a model in bounded memory", configure_checkpoint),
     "check-init": _Command("compare the initial weights on a mesh with those of one process", configure_check_init),
     "env": _Command("print the versions and the state that a bug report needs", configure_env),
     "route": _Command("print the dispatch keys that a call of an operator visits", configure_route),

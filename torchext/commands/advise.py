@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..advice.advice import Advice, Outcome, outcome_on
 from ..advice.remedies import Arguments, Remedy, remedies_for
 from ..advice.searching import LimitReachedError, Limits, search
-from ..descriptions.gpus import FakeGPU
+from ..descriptions import FakeGPU
 from ..dry_run.ranks.processes import RankProcesses
 from ..memory.timeline import PINNED
 from ..reports.model import HOST, RankReport

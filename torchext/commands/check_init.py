@@ -8,8 +8,7 @@ import sys
 from ..deferred_init import check_init
 from ..errors import RankFailedError
 from ..internals import terminal
-from .flags import DIFFERENT, UNKNOWN
-from .user_functions import FAILED, MisuseError, ProgramError, find_function, report_error
+from .flags import DIFFERENT, FAILED, UNKNOWN, MisuseError, ProgramError, find_function, report_error
 
 __all__ = ["run"]
 

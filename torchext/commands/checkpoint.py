@@ -27,7 +27,7 @@ from ..deferred_init import deferred_init, is_deferred
 from ..deferred_init.summaries import timed_operators
 from ..internals import terminal
 from ..internals.text import bytes_of, readable
-from .user_functions import FAILED, MisuseError, ProgramError, find_function, report_error
+from .flags import FAILED, MisuseError, ProgramError, find_function, report_error
 
 __all__ = ["run"]
 

@@ -14,23 +14,19 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..descriptions.gpus import FakeGPU, as_fake_gpu
-from ..descriptions.rates import PeakRates
+from ..descriptions import FakeGPU, PeakRates, as_fake_gpu
 from ..dry_run.files import FILES, Overlay
 from ..dry_run.files.guard import can_guard
-from ..dry_run.ranks.ending import run_to_its_end
 from ..dry_run.ranks.launch_lines import Launch, launcher_of, without_python
-from ..dry_run.ranks.processes import RankProcesses, child_command, environment_for
+from ..dry_run.ranks.processes import RankProcesses, child_command, environment_for, run_to_its_end
 from ..internals import terminal
 from ..internals.text import bytes_of
 from ..reports.comparison import compare
-from ..reports.json import json_report
-from ..reports.loading import Report
-from ..reports.model import DEFAULT_VALUES, FORWARD, STEP, USES_NO_GPU, Goal, RankReport
-from ..reports.text import fits, html_report, text_report
+from ..reports.model import DEFAULT_VALUES, FORWARD, STEP, USES_NO_GPU, Goal, RankReport, json_report
+from ..reports.text import Report, fits, html_report, text_report
 from .flags import GREW, add_advice_flags, add_comparison_flags, print_comparison, require_comparable
 
-__all__ = ["configure", "exit_code_of", "main"]
+__all__ = ["configure", "exit_code_of"]
 
 FAILED = 1
 DOES_NOT_FIT = 3
@@ -141,20 +137,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="-- script.py ARGS, or -- -m module ARGS, or a command line of torchrun, accelerate launch or deepspeed; "
         "{rank}, {local_rank} and {world_size} are replaced where they are an argument or follow its equals sign",
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m torchext.dry_run`.
-
-    Args:
-        arguments: The arguments after the name of the module; by default those of the process.
-
-    Returns:
-        The exit code.
-    """
-    parser = terminal.CommandLineParser("python -m torchext.dry_run")
-    configure(parser)
-    return terminal.run_command(parser, arguments)
 
 
 def exit_code_of(reports: Sequence[RankReport]) -> int:

@@ -1,35 +1,125 @@
-"""The flags of the commands whose work imports PyTorch: `torchext --help` and completion need only the flags."""
+"""The flags of the commands whose work imports PyTorch, and the functions that arguments name.
+
+`torchext --help` and completion need only the flags.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import pkgutil
 import shlex
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
-from ..descriptions.meshes import ENGINES, parse_mesh
+from ..descriptions import ENGINES, parse_mesh
 from ..internals import terminal
 from ..internals.text import bytes_of
 from ..reports.comparison import Comparison, Limit
-from ..reports.loading import load_report
-from .user_functions import FAILED, MISUSED
+from ..reports.text import load_report
 
 __all__ = [
     "DIFFERENT",
+    "FAILED",
     "GREW",
+    "MISUSED",
     "SECONDS",
     "UNKNOWN",
+    "MisuseError",
+    "ProgramError",
     "add_advice_flags",
     "add_comparison_flags",
     "configure_check_init",
+    "configure_checkpoint",
     "configure_env",
     "configure_route",
+    "find_function",
     "print_comparison",
+    "report_error",
     "require_comparable",
 ]
+
+
+# ---- Functions of the user that arguments of commands name, `MODULE:FUNCTION`, and the errors about them
+
+
+FAILED, MISUSED = 1, 2  # exit codes
+
+# The beginnings of the names of files whose frames call the function of the user: this package and the import system.
+CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen importlib", str(Path(importlib.__file__).parent))
+
+
+class MisuseError(Exception):
+    """An error in the arguments."""
+
+
+class ProgramError(Exception):
+    """An error in the code of the user; its cause is the error."""
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """Return the function or class `MODULE:FUNCTION`.
+
+    Raises:
+        MisuseError: The name is wrong.
+        ProgramError: Importing the module failed.
+    """
+    module_name, _, path = name.partition(":")
+    if not module_name or not path:
+        raise MisuseError(f"expected MODULE:FUNCTION, as in my_models.llama:build, got {name!r}")
+    if module_name.endswith(".py"):
+        module = ".".join(Path(module_name).with_suffix("").parts)
+        raise MisuseError(f"{name!r}: expected the name of a module, got a file. Did you mean {module}:{path}?")
+    if not {"", str(Path.cwd())} & set(sys.path):  # as for `python -m`; a script has its own folder there instead
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        near = terminal.suggestion(str(error.name), (module.name for module in pkgutil.iter_modules()))
+        raise MisuseError(f"{name!r}: the module {error.name!r} does not exist{near}") from error
+    except SystemExit as error:
+        raise ProgramError(
+            f"importing {module_name} called sys.exit(): put the code that runs the program under "
+            '`if __name__ == "__main__":`'
+        ) from error
+    except Exception as error:
+        raise ProgramError(f"importing {module_name} failed") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            owner = getattr(found, "__name__", module_name)
+            near = terminal.suggestion(part, dir(found))
+            raise MisuseError(f"{name!r}: {owner!r} has no attribute {part!r}{near}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise MisuseError(f"{name!r}: expected a function or a class, got an object of type {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def report_error(parser: argparse.ArgumentParser, error: MisuseError | ProgramError) -> int:
+    """Print an error of the command of `parser` to stderr, and return the exit code of the command."""
+    if isinstance(error, MisuseError):
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return MISUSED
+    print(_text_of(error, parser.prog), file=sys.stderr)
+    return FAILED
+
+
+def _text_of(error: ProgramError, command: str) -> str:
+    """Return the message of `error`, after the traceback of its cause from the first frame of the user's code."""
+    cause = error.__cause__ or error
+    frame = cause.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(CALLERS):
+        frame = frame.tb_next
+    return f"{''.join(traceback.format_exception(type(cause), cause, frame))}{command}: {error}"
+
+
+# ---- The flags of the commands whose work imports PyTorch: `torchext --help` and completion need only the flags
 
 
 def _run_by(parser: argparse.ArgumentParser, module: str) -> None:
@@ -265,3 +355,48 @@ def print_comparison(options: argparse.Namespace, comparison: Comparison, out: T
         else:
             options.markdown.write_text(text, encoding="utf-8")
     return GREW if has_grown else 0
+
+
+# ---- torchext checkpoint
+
+
+CHECKPOINT = """\
+Write the checkpoint that a model has after its construction, in bounded memory.
+
+examples:
+  torchext checkpoint my_models.llama:build --args 80 width=8192 --out initial --dtype bfloat16
+  torchext checkpoint --hf folder_with_config --plan
+"""
+CHECKPOINT_CODES = """\
+exit codes:
+  0    the checkpoint is complete, or can be written (--plan)
+  1    constructing the model, computing or writing the checkpoint failed
+  2    an argument is wrong
+  3    the disk has too little space, or --max-memory is too small
+  130  interrupted; --resume continues
+"""
+
+
+def configure_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of `torchext checkpoint`."""
+    parser.description, parser.epilog = CHECKPOINT, CHECKPOINT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _run_by(parser, "checkpoint")
+    add = parser.add_argument
+    add("function", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns the model, or its class")
+    add("--hf", metavar="FOLDER", help="construct a model of transformers from the config.json in FOLDER")
+    add("--args", nargs="*", default=[], metavar="VALUE", help="arguments of the function: values, or NAME=VALUE")
+    add("--out", type=Path, help="a folder, or a file that ends in .safetensors; optional with --plan")
+    add("--seed", type=int, default=0, help="the seed for torch.manual_seed() before the construction (default: 0)")
+    add("--dtype", metavar="DTYPE", help="convert floating-point tensors to this dtype, such as bfloat16")
+    add("--max-shard-size", default="5GB", metavar="SIZE", help="the largest size of a file (default: 5GB)")
+    add("--max-memory", default="1GiB", metavar="SIZE", help="the memory for computing tensors (default: 1GiB)")
+    add(
+        "--workers",
+        type=terminal.at_least_1,
+        metavar="N",
+        help="the number of threads that compute (default: all processors)",
+    )
+    add("--resume", action="store_true", help="continue an interrupted run")
+    add("--plan", action="store_true", help="print the files and the predicted memory and time, and write nothing")
+    terminal.add_shared_flags(parser, quiet="show no progress bar")

@@ -7,7 +7,7 @@ import sys
 
 from ..internals import terminal
 from ..reports.comparison import compare
-from ..reports.loading import load_report
+from ..reports.text import load_report
 from .flags import GREW, add_comparison_flags, print_comparison, require_comparable
 
 __all__ = ["configure"]

@@ -24,12 +24,10 @@ from ..internals.imports import names_from
 from ..internals.leases import while_fakes_live
 from ..internals.source_lines import tracing
 from ..internals.text import progress_bar, readable
-from . import distributed_checkpoints, inductor, ranks  # noqa: F401  (the first two declare their patches)
-from .companions import companions, state_of
+from . import ranks, recording  # noqa: F401  (the first two declare their patches)
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
-from .plans import PlannedOperation, ReplayPlan, plan
-from .recording import Recording
-from .summaries import Summary, summary
+from .recording import Recording, companions, state_of
+from .summaries import PlannedOperation, ReplayPlan, Summary, plan, summary
 
 if TYPE_CHECKING:
     from ..check_init import InitCheck, MeshCheck, TensorCheck, check_init

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from .. import _C
 from ..internals.held_tensors import held_tensors
-from ..internals.results import Column, Items, Table, plain
+from ..internals.text import Column, Items, Table, plain
 
 __all__ = [
     "Explanation",

@@ -8,8 +8,8 @@ from ..internals.imports import names_from
 
 if TYPE_CHECKING:
     from ..reports.comparison import Comparison, DeviceComparison, Difference, Limit, RankComparison, compare
-    from ..reports.loading import Report, load_report
-    from ..reports.time import BoundingOperator, TimeBound
+    from ..reports.model import BoundingOperator, TimeBound
+    from ..reports.text import Report, load_report
     from .collectives import Collective, CollectiveSummary, GroupSummary, Place
     from .simulated_world import World, world
     from .time.bounds import bound_time
@@ -36,7 +36,7 @@ __all__ = [
 
 __getattr__ = names_from(
     __name__,
-    *("collectives", ".reports.comparison", ".reports.loading", ".reports.time"),
+    *("collectives", ".reports.comparison", ".reports.model", ".reports.text"),
     *("time.bounds", "simulated_world"),  # these import PyTorch
 )
 

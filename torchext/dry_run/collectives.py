@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..internals.arguments import RenamedAttribute
-from ..internals.results import Column, Table
-from ..memory.reports import in_units
+from ..internals.text import Column, Table
+from ..memory.plots import in_units
 
 __all__ = [
     "Collective",

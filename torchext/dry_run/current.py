@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from ..descriptions.gpus import FakeGPU
+from ..descriptions import FakeGPU
 from ..internals.leases import Lease
+from ..internals.patching import Function
 
-__all__ = ["Job", "current", "enter", "leave", "while_world_is_open"]
+__all__ = ["JOB", "Job", "announce", "current", "enter", "leave", "torchrun_environment", "while_world_is_open"]
 
 MOST_PLACES = 4  # of a remark
 
@@ -121,3 +124,98 @@ def enter(world: Job) -> None:
 def leave(world: Job) -> None:
     """Close `world`."""
     _open.remove(world)
+
+
+# ---- The environment that torchrun gives to each process of a job, and the job that a rank gives to its processes
+
+
+JOB = "TORCHEXT_DRY_RUN_JOB"
+ENTERS = "torchext.dry_run.ranks.started"  # the module whose `enter()` such processes call
+
+
+@contextmanager
+def torchrun_environment(job: Job, is_launched: bool) -> Iterator[None]:
+    """Set the variables that torchrun sets for the process of `job` in the block, or remove them if not launched."""
+    saved = dict(os.environ)
+    variables = _variables(job)
+    if is_launched:
+        os.environ.update(variables)
+    else:
+        for name in variables:
+            os.environ.pop(name, None)
+    # This variable of a real job selects its store.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(saved):
+            del os.environ[name]
+        os.environ.update(saved)
+
+
+def _variables(job: Job) -> dict[str, str]:
+    """Return the variables that `torch.distributed.elastic.agent.server.local_elastic_agent` sets for one role."""
+    numbers = {
+        "RANK": job.rank,
+        "WORLD_SIZE": job.size,
+        "LOCAL_RANK": job.local_rank,
+        "LOCAL_WORLD_SIZE": job.on_node,
+        "GROUP_RANK": job.rank // job.per_node,
+        "GROUP_WORLD_SIZE": -(-job.size // job.per_node),
+        "ROLE_RANK": job.rank,
+        "ROLE_WORLD_SIZE": job.size,
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    names = {"ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "torchext-dry-run"}
+    return names | {name: str(number) for name, number in numbers.items()}
+
+
+def announce(*arguments: Any, **keywords: Any) -> None:
+    """Let Python processes that start from now on enter `world()` with these arguments."""
+    os.environ[JOB] = f"{ENTERS} {base64.b64encode(pickle.dumps((arguments, keywords))).decode()}"
+
+
+# ---- Programs that start their own processes, one for each GPU of a machine. A dry run runs the process of its rank
+#
+# `torch.multiprocessing.spawn(train, nprocs=torch.cuda.device_count())` calls `train(i)` in process `i` of the machine.
+
+
+class _Ended:
+    """A stand-in for the context of processes that have ended."""
+
+    def __init__(self) -> None:
+        self.processes: list[Any] = []
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        return True
+
+    def pids(self) -> list[int]:
+        return []
+
+
+@while_world_is_open.replaces(
+    "torch.multiprocessing.spawn", "start_processes", reason="starts processes outside of the world"
+)
+def _start_processes(
+    original: Function,
+    /,
+    fn: Callable[..., Any],
+    args: Any = (),
+    nprocs: int = 1,
+    join: bool = True,
+    *others: Any,
+    **kwargs: Any,
+) -> Any:
+    job = current()
+    if job is None:
+        return original(fn, args, nprocs, join, *others, **kwargs)
+    if nprocs != job.on_node:
+        raise RuntimeError(
+            f"torch.multiprocessing.spawn() was called for {nprocs} processes, but this is a dry run of a job of "
+            f"{job.size}, which has {job.on_node} on the machine of rank {job.rank}. Use the size of the job: "
+            f"--world-size {nprocs} on one machine, and --per-node {nprocs} on several."
+        )
+    fn(job.local_rank, *args)
+    return None if join else _Ended()

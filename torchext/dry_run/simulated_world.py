@@ -15,36 +15,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import Self
 
 from .. import _C
-from ..descriptions.assumed_value import AssumedValue
-from ..descriptions.gpus import FakeGPU, as_fake_gpu
+from ..descriptions import AssumedValue, FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
 from ..fake.values import AssumedValues, assuming_values
 from ..internals.arguments import RenamedAttribute, check_is_int, renamed_keywords
 from ..internals.calls import Block
 from ..reports.model import DEFAULT_VALUES
-from . import (  # noqa: F401  (declares replacements)
-    checkpoints,
-    compiling,
-    data,
-    ddp_reducer,
-    fused,
-    launchers,
-    optimizer_shards,
-    pipelining,
-    process_groups,
-    random_state,
-    saving,
-)
+from . import ddp_reducer, engines, placeholders, process_groups, saving  # noqa: F401  (declare replacements)
 from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declares replacements)
 from .adapters.triton import triton_in_a_world
 from .collectives import Collective, CollectiveSummary, summarize
-from .current import Job, current, enter, leave, while_world_is_open
-from .environment import torchrun_environment
-from .meshes import separate_meshes
-from .nccl import names_of_nccl
+from .current import Job, current, enter, leave, torchrun_environment, while_world_is_open
+from .process_groups import SingleRankStore, names_of_nccl, separate_meshes
 from .recorder import Recorder
-from .store import SingleRankStore
 
 __all__ = ["World", "job_of", "world"]
 
@@ -179,7 +163,7 @@ class World:
                 FakeTensorMode.cache_clear()
                 block.callback(FakeTensorMode.cache_clear)
                 torch.cuda.set_device(self.local_rank)
-            block.enter_context(compiling.remarking_on_graphs(self._job))
+            block.enter_context(engines.remarking_on_graphs(self._job))
             block.enter_context(triton_in_a_world(self._job))
             block.enter_context(separate_meshes())
             self._assumed = block.enter_context(assuming_values(self._policy))

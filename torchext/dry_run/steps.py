@@ -1,6 +1,6 @@
 """The definition of a training step.
 
-Optimizer calls with no pass between them (`passes.py`) form a round, which ends where the next forward or backward
+Optimizer calls with no pass between them form a round, which ends where the next forward or backward
 pass begins. A round is one call in a plain loop. It has many calls where an engine calls an optimizer for each
 parameter group, or where hooks call one for each parameter in the backward pass. A step is complete at the end of the
 first round by which each participating optimizer has been called since the last step. So it includes the code after
@@ -25,24 +25,116 @@ the construction: loading a distributed checkpoint calls an optimizer once to cr
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef
 
-from ..fake.cuda.graphs import is_put_off
+from ..fake.cuda.streams import is_put_off
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
+from .collectives import Place
 from .current import while_world_is_open
-from .passes import is_in_backward
 
-__all__ = ["PATIENCE", "Round", "Rounds", "Steps"]
+__all__ = ["PATIENCE", "ModuleNames", "Passes", "Round", "Rounds", "Steps", "is_in_backward", "place_here"]
+
+
+# ---- Detect the beginnings of forward and backward passes
+#
+# A forward pass is a call of a module that holds parameters or buffers, while no other module runs on the thread.
+# Losses and metrics, which are modules without either, belong to the code around them. A backward pass is a run of
+# autograd's engine. Code inside a backward pass belongs to it: activation checkpointing calls modules and the engine
+# again, and gradient hooks may call optimizers.
+
+
+_backward_listeners: list[Callable[[], None]] = []
+
+
+def is_in_backward() -> bool:
+    """Return true if this thread runs in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class Passes:
+    """Detects passes of the process, on all threads.
+
+    Args:
+        on_forward: Called before each forward pass begins.
+        on_backward: Called before each backward pass begins.
+    """
+
+    def __init__(self, on_forward: Callable[[], None], on_backward: Callable[[], None]) -> None:
+        self._on_forward = on_forward
+        self._on_backward = on_backward
+        self._process = os.getpid()
+        self._running = _Running()
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        _backward_listeners.append(self._begin_backward)
+
+    def is_in_pass(self) -> bool:
+        """Return true if this thread runs in a pass."""
+        return self._running.count > 0 or is_in_backward()
+
+    def close(self) -> None:
+        """Stop detecting passes."""
+        for handle in self._handles:
+            handle.remove()
+        _backward_listeners.remove(self._begin_backward)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        is_outermost = self._running.count == 0
+        self._running.count += 1
+        if is_outermost and not is_in_backward() and _computes(module) and os.getpid() == self._process:
+            self._on_forward()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running.count = max(self._running.count - 1, 0)
+
+    def _begin_backward(self) -> None:
+        if os.getpid() == self._process:
+            self._on_backward()
+
+
+class _Running(threading.local):
+    """The number of modules that run on the thread."""
+
+    count = 0
+
+
+def _computes(module: nn.Module) -> bool:
+    # `torch.nn.DataParallel` runs replicas on its own threads.
+    if getattr(module, "_is_replica", False):
+        return False
+    return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+
+
+@while_world_is_open.replaces(
+    torch.autograd.graph, "_engine_run_backward", reason="has no hook for the beginning of a backward pass"
+)
+def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_in_backward():
+        for listener in list(_backward_listeners):
+            listener()
+    return original(outputs, *args, **kwargs)
+
+
+# ---- The definition of a training step
+
 
 # The number of rounds to wait for an optimizer: more than generators or discriminators are trained in a row.
 PATIENCE = 100
@@ -138,13 +230,13 @@ class Steps:
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
-        _listeners.append(self._learn)
+        _optimizer_listeners.append(self._learn)
 
     def close(self) -> None:
         """Stop counting."""
         for hook in self._hooks:
             hook.remove()
-        _listeners.remove(self._learn)
+        _optimizer_listeners.remove(self._learn)
 
     def end_round(self) -> None:
         """End the current round, because a pass begins or the program ends."""
@@ -261,11 +353,63 @@ def _is_in(updated: dict[int, TensorWeakRef], parameter: torch.Tensor) -> bool:
     return reference is not None and reference() is parameter
 
 
-_listeners: list[Callable[[Optimizer], Any]] = []
+_optimizer_listeners: list[Callable[[Optimizer], Any]] = []
 
 
 @while_world_is_open.replaces(Optimizer, "__init__", reason="has no hook for new optimizers")
 def _init(original: Function, /, self: Optimizer, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
-    for listener in list(_listeners):
+    for listener in list(_optimizer_listeners):
         listener(self)
+
+
+# ---- The current place of a program: the running module, and forward, backward or the optimizer's step
+#
+# It is read from the frames of the thread, so modules need no hooks.
+
+
+# Enough frames for nested modules; walking further is slow and rarely finds more.
+DEEPEST = 200
+
+
+class ModuleNames:
+    """The names of modules in the models that contain them."""
+
+    def __init__(self) -> None:
+        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+    def of(self, module: nn.Module, outermost: nn.Module | None) -> str:
+        """Return the name of `module` in `outermost`, or its class if it is the model itself."""
+        if module not in self._names and outermost is not None:
+            for name, child in outermost.named_modules():
+                self._names.setdefault(child, name)
+        return self._names.get(module, "") or type(module).__name__
+
+
+def place_here(names: ModuleNames) -> Place:
+    """Return the current place of this thread."""
+    in_backward = torch._C._current_graph_task_id() != -1
+    innermost: nn.Module | None = None
+    outermost: nn.Module | None = None
+    label, is_stepping = "", False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(DEEPEST):
+        if frame is None:
+            break
+        owner = frame.f_locals.get("self") if frame.f_code.co_argcount else None
+        if isinstance(owner, nn.Module):
+            innermost, outermost = owner if innermost is None else innermost, owner
+        elif isinstance(owner, torch.optim.Optimizer):
+            is_stepping = True
+        elif not label and owner is not None:
+            label = _name_in_fsdp(owner)
+        frame = frame.f_back
+    module = label or ("" if innermost is None else names.of(innermost, outermost))
+    phase = "backward" if in_backward else "optimizer" if is_stepping else "forward" if innermost is not None else ""
+    return Place(module, phase)
+
+
+def _name_in_fsdp(owner: object) -> str:
+    """Return the name of the module whose parameters FSDP groups (`FSDPParamGroup`), or ""."""
+    name = vars(owner).get("_module_fqn") if hasattr(owner, "__dict__") else None
+    return name if isinstance(name, str) else ""

@@ -11,8 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _C
-from ..descriptions.gpus import FakeGPU
-from ..descriptions.rates import PeakRates
+from ..descriptions import FakeGPU, PeakRates
 from ..errors import DataDependentError, UnsupportedOperatorError
 from ..internals.arguments import renamed_keywords
 from ..internals.calls import Block
@@ -21,8 +20,7 @@ from . import patches as patches  # declares the patches
 from .copying import FakeCopy
 from .cuda import functions
 from .cuda.libraries import skip_triton_launches
-from .fake_tensor_mode import fakes_on_this_thread
-from .threads import carry_blocks, carry_blocks_to_threads
+from .fake_tensor_mode import carry_blocks, carry_blocks_to_threads, fakes_on_this_thread
 
 __all__ = [
     "CacheInfo",

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 import torch._higher_order_ops.utils as hop_utils
+import torch.distributed as dist
 from torch import Tensor, _ops
 from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch.autograd.function import once_differentiable
@@ -31,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..errors import DataDependentError
-from ..internals.dispatch_keys import is_constructing, making_fakes
+from ..internals.dispatch_keys import call_on_real_tensors, is_constructing, making_fakes
 from ..internals.leases import while_fakes_live
 from ..internals.patching import Function
 
@@ -43,6 +44,43 @@ __all__ = [
     "may_not_run",
     "that_may_not_run",
 ]
+
+
+# ---- Patches for functions that communicate metadata in tensors, not values of the user's tensors
+#
+# `dist.broadcast_object_list()` puts pickled objects into tensors, a `DeviceMesh` puts ranks there, and a `DTensor` the
+# indices of the local shard. In a block these tensors would be fake or deferred. They have to be real, like the
+# processes.
+
+
+COMPUTES_SHARD = "_compute_local_shape_and_global_offset"
+
+while_fakes_live.replaces(
+    "torch.distributed.tensor._utils",
+    COMPUTES_SHARD,
+    needs=COMPUTES_SHARD,
+    reason="puts the indices of a shard into a tensor",
+)(call_on_real_tensors)
+
+
+if dist.is_available():
+    while_fakes_live.replaces(
+        "torch.distributed.distributed_c10d",
+        *("all_gather_object", "broadcast_object_list", "gather_object"),
+        *("recv_object_list", "scatter_object_list", "send_object_list"),
+        reason="puts pickled objects into tensors",
+    )(call_on_real_tensors)
+    while_fakes_live.replaces("torch.distributed.device_mesh", "init_device_mesh", reason="puts ranks into a tensor")(
+        call_on_real_tensors
+    )
+    for _name in ("__init__", "_concatenate", "_flatten", "_unflatten", "from_group"):
+        while_fakes_live.replaces(
+            "torch.distributed.device_mesh:DeviceMesh", _name, needs=_name, reason="puts ranks into a tensor"
+        )(call_on_real_tensors)
+
+
+# ---- Higher-order operators (`torch.cond`
+
 
 _torch: Any = torch._C
 _parse: Callable[[str], Any] = _torch._parse_dispatch_key

@@ -20,7 +20,7 @@ from torch._prims_common import suggest_memory_format
 
 from .. import _C
 from ..internals.leases import while_fakes_live
-from ..internals.torch_release import DIFFERENCES
+from ..internals.patching import DIFFERENCES
 
 __all__ = ["MetaCall"]
 

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from .. import _C
-from ..descriptions.assumed_value import INTEGER, NUMBER, OTHER, SHAPE, TRUTH, AssumedValue
+from ..descriptions import INTEGER, NUMBER, OTHER, SHAPE, TRUTH, AssumedValue
 from ..errors import DataDependentError
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.leases import Lease

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import _ops
+from torch import Tensor, _ops
+from torch.compiler import is_compiling
 
 from .. import _C
 from .leases import while_fakes_live, while_marks_live
-from .patching import Function
+from .patching import Concerns, Function
 
 __all__ = ["call_on_real_tensors", "is_constructing", "making_fakes", "with_our_keys", "without_our_keys"]
 
@@ -77,3 +78,25 @@ def _pass_by(original: Function, self: Any, dispatch_key: Any, /, *args: Any, **
         others = others.remove(key)
     compute_keys: Any = _ops._compute_keyset
     return self.dispatch(compute_keys(args, kwargs, others).highestPriorityTypeId(), *args, **kwargs)
+
+
+# ---- Patches of Python code in PyTorch that has to support the dispatch key of marked tensors
+#
+# Marks identify AmpTensors and record the source lines that made inference tensors: NOTE [Marked tensors] in
+# tensor_marks.h. Nothing is patched before the first use of either. `torch.compile` traces without marks.
+
+
+@while_marks_live.replaces(
+    Tensor, "new", "new_tensor", reason="derives the device from the highest key of `self`", concerns=Concerns.MARKS
+)
+def _new(original: Function, /, self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The oldest factories derive the device from the highest key of `self` (`legacyExtractDispatchKey()`)."""
+    if is_compiling() or not isinstance(self, Tensor) or not _C.is_marked(self):
+        return original(self, *args, **kwargs)
+    plain = _C.without_marks(self)
+    if type(self) is not Tensor:
+        plain = plain.as_subclass(type(self))
+        vars(plain).update(vars(self))
+    result = original(plain, *args, **kwargs)
+    _C.make_amp_like(result, self)
+    return result

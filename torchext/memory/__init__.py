@@ -8,10 +8,9 @@ from ..internals.imports import names_from
 
 if TYPE_CHECKING:
     from ..advice.advice import Advice, Outcome
-    from ..advice.advising import advise
-    from ..advice.blocks import Block
-    from ..advice.remedies import Numerics, Remedy
-    from ..descriptions.assumed_value import AssumedValue
+    from ..advice.remedies import Block, Numerics, Remedy
+    from ..advice.searching import advise
+    from ..descriptions import AssumedValue
     from .fitting import Fit, MaxBatch, fits, max_batch
     from .timeline import PINNED, Allocation, Category, MemoryState, Phase
     from .tracking import TrackedMemory, track_memory
@@ -39,8 +38,7 @@ __all__ = [
 
 __getattr__ = names_from(
     __name__,
-    *("timeline", ".descriptions.assumed_value", ".advice.advice", ".advice.advising"),
-    *(".advice.blocks", ".advice.remedies", "fitting", "tracking"),
+    *("timeline", ".descriptions", ".advice.advice", ".advice.searching", ".advice.remedies", "fitting", "tracking"),
 )
 
 

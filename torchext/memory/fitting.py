@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
-from ..descriptions.assumed_value import AssumedValue
-from ..descriptions.gpus import as_fake_gpu
+from ..descriptions import AssumedValue, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
 from ..fake.values import assuming_values
 from ..internals.arguments import RenamedAttribute, renamed_keywords
-from ..internals.results import Column, Table, plain
-from .reports import in_units
+from ..internals.text import Column, Table, plain
+from .plots import in_units
 from .tracking import TrackedMemory, track_memory
 
 __all__ = ["Fit", "MaxBatch", "check_types", "fits", "max_batch", "measure", "one_gpu"]

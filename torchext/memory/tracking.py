@@ -2,22 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
+from torch._subclasses import FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, bmm_flop, mm_flop
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import TensorWeakRef
 
 from .. import _C
 from ..fake.addresses import showing_addresses
 from ..fake.cuda import memory
 from ..internals.arguments import renamed_keywords, warn_deprecated
-from . import plots, reports, snapshots
-from .observing import Observer
-from .timeline import PINNED, Allocation, Category, MemoryState, Phase, Timeline, summed
+from ..internals.held_tensors import parts_of
+from . import plots
+from .timeline import PINNED, Action, Allocation, Category, MemoryState, Phase, Timeline, save_snapshot, summed
 
-__all__ = ["TrackedMemory", "track_memory"]
+__all__ = ["Observer", "TrackedMemory", "counting_flops", "track_memory"]
+
+
+# ---- Report to the core which module or optimizer runs
+#
+# It uses PyTorch's hooks for all modules and optimizers, which are registered while a tracker is open.
+
+
+OPTIMIZER_SCOPE = "optimizer step"
+
+
+class _Thread(threading.local):
+    """The scopes of a thread outside of each module, and each optimizer step, that it is in."""
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[int, int, bool]] = []
+
+
+class Observer:
+    """Observe the modules and optimizers of all threads.
+
+    Attributes:
+        scopes: The names of the modules that have run, by their numbers in the core.
+        owners: The names of parameters, gradients and optimizer state, by the number of the allocation.
+    """
+
+    def __init__(self, trace_lines: bool) -> None:
+        self.scopes: list[str] = []
+        self.owners: dict[int, str] = {}
+        self._trace_lines = trace_lines
+        self._numbers: dict[str, int] = {}
+        self._thread = _Thread()
+        # By `id()`. The references are weak, so that the program can free the objects.
+        self._names: dict[int, tuple[str, ReferenceType[torch.nn.Module]]] = {}
+        self._parameters: dict[int, tuple[str, TensorWeakRef]] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def begin(self) -> None:
+        """Register the hooks."""
+        self._handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+            register_optimizer_step_pre_hook(self._enter_optimizer),
+            register_optimizer_step_post_hook(self._leave_optimizer),
+        ]
+        self._outer = _C.set_memory_scope(-1, Phase.OTHER, self._trace_lines)
+
+    def end(self) -> None:
+        """Remove the hooks, and restore the scope of the thread, which a step that raised may not have restored."""
+        for handle in self._handles:
+            handle.remove()
+        self.mark_gradients()
+        _C.set_memory_scope(*self._outer)
+
+    def mark_gradients(self) -> None:
+        """Mark the gradients that the known parameters have now."""
+        for name, reference in list(self._parameters.values()):
+            parameter = reference()
+            gradient = None if parameter is None else parameter.grad
+            if gradient is not None:
+                self._mark(gradient, Category.GRADIENT, f"{name}.grad")
+
+    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        name = self._name_of(module)
+        if name is None:
+            name = self._learn(module)
+        elif not self._thread.scopes:
+            self._mark_parameters(module, name)
+        scope = _C.set_memory_scope(self._number(name), Phase.FORWARD, self._trace_lines, id(module))
+        self._thread.scopes.append(scope)
+
+    def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        # A sharded module has gathered its parameters now.
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self._mark(parameter, Category.PARAMETER, f"{self._name_of(module) or ''}.{name}")
+        if self._thread.scopes:
+            _C.set_memory_scope(*self._thread.scopes.pop())
+
+    def _learn(self, root: torch.nn.Module) -> str:
+        """Name `root` and its modules, and mark their tensors."""
+        root_name = type(root).__name__
+        for name, module in root.named_modules():
+            if self._name_of(module) is None:
+                self._names[id(module)] = (f"{root_name}.{name}" if name else root_name, ref(module))
+        self._mark_parameters(root, root_name)
+        return root_name
+
+    def _name_of(self, module: torch.nn.Module) -> str | None:
+        name, reference = self._names.get(id(module), (None, None))
+        return name if reference is not None and reference() is module else None
+
+    def _owner_of(self, parameter: torch.Tensor) -> str | None:
+        name, reference = self._parameters.get(id(parameter), (None, None))
+        return name if reference is not None and reference() is parameter else None
+
+    def _mark_parameters(self, root: torch.nn.Module, prefix: str) -> None:
+        for name, parameter in root.named_parameters():
+            self._parameters[id(parameter)] = (f"{prefix}.{name}", TensorWeakRef(parameter))
+            self._mark(parameter, Category.PARAMETER, f"{prefix}.{name}")
+        for name, buffer in root.named_buffers():
+            self._mark(buffer, Category.PARAMETER, f"{prefix}.{name}")
+        self.mark_gradients()
+
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for i, parameter in enumerate(group["params"]):
+                owner = self._owner_of(parameter)
+                if owner is None:
+                    owner = f"parameter {i}"
+                    self._parameters[id(parameter)] = (owner, TensorWeakRef(parameter))
+                self._mark(parameter, Category.PARAMETER, owner)
+        self.mark_gradients()
+        self._thread.scopes.append(
+            _C.set_memory_scope(self._number(OPTIMIZER_SCOPE), Phase.OPTIMIZER, self._trace_lines)
+        )
+
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._thread.scopes:
+            _C.set_memory_scope(*self._thread.scopes.pop())
+        for parameter, state in optimizer.state.items():
+            owner = self._owner_of(parameter) or "parameter"
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self._mark(value, Category.OPTIMIZER_STATE, f"{owner}.{key}")
+
+    def _mark(self, tensor: torch.Tensor, category: Category, owner: str) -> None:
+        members = list(parts_of(tensor))
+        _C.mark_memory(members, category)
+        for member in members:
+            number = _C.memory_number(member)
+            if number >= 0:
+                self.owners[number] = owner
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.scopes)
+            self.scopes.append(name)
+        return number
+
+
+# ---- Tracking memory while a program runs
+
 
 POINTS = 1200  # of the curve in an HTML report
 POINTS_OF_FIGURES = 250
@@ -156,7 +307,7 @@ class TrackedMemory:
         """Return a table: the peak by category, the modules and the largest tensors at that moment."""
         peak = self.peak_allocated(device)
         reserved = self.peak_reserved(device).reserved
-        return reports.report(peak, reserved, self.allocations(peak.device), largest)
+        return plots.report(peak, reserved, self.allocations(peak.device), largest)
 
     def plot(self, path: str | Path, device: torch.device | str | None = None) -> None:
         """Plot the memory over time, by category.
@@ -191,15 +342,15 @@ class TrackedMemory:
     def save_snapshot(self, path: str | Path) -> None:
         """Save a pickle of all CUDA devices for PyTorch's memory viewer (pytorch.org/memory_viz)."""
         segments = memory.segments()
-        snapshots.save(Path(path), self._actions(), segments)
+        save_snapshot(Path(path), self._actions(), segments)
 
     def __str__(self) -> str:
         return self.report() if self.places else repr(self)
 
     def __repr__(self) -> str:
         peaks = (
-            f"{name}: {reports.in_units(self.peak_allocated(name).allocated)} allocated and "
-            f"{reports.in_units(self.peak_reserved(name).reserved)} reserved at the peak"
+            f"{name}: {plots.in_units(self.peak_allocated(name).allocated)} allocated and "
+            f"{plots.in_units(self.peak_reserved(name).reserved)} reserved at the peak"
             for name in self.places
         )
         return f"TrackedMemory({', '.join(peaks) or 'no allocations'})"
@@ -208,7 +359,7 @@ class TrackedMemory:
         if not self.places:
             return ""
         peak = self.peak_allocated()
-        return reports.html_report(peak, self.peak_reserved().reserved, self.allocations(peak.device))
+        return plots.html_report(peak, self.peak_reserved().reserved, self.allocations(peak.device))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the peaks of each device, and the bytes of each category and module at them, as plain values."""
@@ -223,13 +374,13 @@ class TrackedMemory:
             "by_module": self.by_module(device),
         }
 
-    def _actions(self) -> Iterator[snapshots.Action]:
+    def _actions(self) -> Iterator[Action]:
         timeline = self._timeline
         rows, (changes, _, times) = timeline.allocations, timeline.events
         for event in range(self._begin, self._last()):
             number = max(changes[event], ~changes[event])
             if rows.place[number] >= 0:
-                yield snapshots.Action(
+                yield Action(
                     rows.place[number],
                     changes[event] >= 0,
                     rows.address[number],
@@ -353,3 +504,88 @@ def _real_allocations() -> Iterator[None]:
         yield
     finally:
         _C.leave_real_allocations()
+
+
+# ---- Count the floating-point operations of this rank with PyTorch's `FlopCounterMode`
+
+
+def _with_addend(formula: Callable[..., int]) -> Callable[..., int]:
+    def flops(addend: Any, a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
+        return formula(a, b)
+
+    return flops
+
+
+def _bmm_flop(a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
+    return int(bmm_flop(a, b))
+
+
+# PyTorch's formulas do not accept the overloads with the dtype of the result.
+FORMULAS = {
+    torch.ops.aten.addmm: _with_addend(mm_flop),
+    torch.ops.aten.bmm: _bmm_flop,
+    torch.ops.aten.baddbmm: _with_addend(_bmm_flop),
+}
+
+
+class _NoModules:
+    """Replaces `FlopCounterMode.mod_tracker`, which fails for some calls of `torch.autograd.grad()`.
+
+    Reports need only totals.
+    """
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing."""
+
+
+OnOperator = Callable[[Any, int, Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+class _Counter(FlopCounterMode):
+    """Counts operators of plain tensors, and calls `on_operator` for each."""
+
+    def __init__(self, on_operator: OnOperator | None) -> None:
+        super().__init__(display=False, custom_mapping=FORMULAS)
+        self.mod_tracker = _NoModules()  # type: ignore[assignment]
+        self._on_operator = on_operator
+
+    def __enter__(self) -> _Counter:
+        self.flop_counts.clear()
+        self.mode = _OfPlainTensors(self)
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        totals = self.flop_counts["Global"]
+        before = totals[func_packet]
+        super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
+        if self._on_operator is not None:
+            self._on_operator(func_packet, totals[func_packet] - before, out, args, kwargs)
+        return out
+
+
+class _OfPlainTensors(_FlopCounterMode):
+    """Leaves subclasses, such as DTensor, to their own dispatch, which calls operators on the shard of this rank."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        others = [one for one in types if one.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl]
+        if any(issubclass(one, FakeTensor) for one in others):  # DTensor propagates shapes with them
+            return func(*args, **(kwargs or {}))
+        if others:
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+def counting_flops(on_operator: OnOperator | None = None) -> FlopCounterMode:
+    """Return a mode that counts the operations of the operators in its block.
+
+    Args:
+        on_operator: Called after each operator, with the operator, its number of operations, its result, and its
+            arguments.
+    """
+    return _Counter(on_operator)

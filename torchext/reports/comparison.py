@@ -22,12 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from ..internals.results import Column, Table, plain
-from ..internals.text import bytes_of, source_line
-from ..memory.reports import in_units
-from .loading import Report
+from ..internals.text import Column, Table, bytes_of, plain, source_line
+from ..memory.plots import in_units
 from .model import USES_NO_GPU
-from .text import operations
+from .text import Report, operations
 
 __all__ = [
     "Comparison",

@@ -1,16 +1,37 @@
-"""The goal and the report of a rank, which the process that runs ranks reads without importing PyTorch."""
+"""The model of a report: the goal and the report of a rank, the bound of its time, and the JSON of a dry run.
+
+The process that runs ranks reads it without importing PyTorch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..descriptions import FakeGPU, PeakRates
+from ..internals.text import Column, Table
 from ..memory.timeline import PINNED
 
-if TYPE_CHECKING:  # imports PyTorch, and only advice has findings
+if TYPE_CHECKING:
     from ..advice.remedies import Findings
 
-__all__ = ["DEFAULT_VALUES", "FORWARD", "HOST", "NOTES", "STEP", "USES_NO_GPU", "Goal", "RankReport"]
+__all__ = [
+    "DEFAULT_VALUES",
+    "FORWARD",
+    "HEADINGS",
+    "HOST",
+    "NOTES",
+    "STEP",
+    "USES_NO_GPU",
+    "BoundingOperator",
+    "Goal",
+    "RankReport",
+    "TimeBound",
+    "json_report",
+    "operator_rows",
+    "sentence",
+]
 
 STEP = "step"
 FORWARD = "forward pass"
@@ -33,7 +54,7 @@ class Goal:
     """The number of steps or forward passes after which a program is ended.
 
     Attributes:
-        unit: `STEP` (`steps.py`) or `FORWARD` (`passes.py`).
+        unit: `STEP` (`steps.py`) or `FORWARD` (`steps.py`).
         count: Their number; None for a program that runs to its end.
     """
 
@@ -43,7 +64,7 @@ class Goal:
 
 @dataclass
 class RankReport:
-    """The report of one rank: the entry of `ranks` in the JSON report, with the keys that `reports/json.py` describes.
+    """The report of one rank: the entry of `ranks` in the JSON report, with the keys that `reports/model.py` describes.
 
     Attributes:
         findings: The properties that decide which remedies may help; None without `--advise`.
@@ -101,3 +122,185 @@ class RankReport:
             return "too few"
         uses_gpu = self.has_started_gpu_work or any(device["device"] not in HOST for device in self.devices)
         return "fits" if uses_gpu else USES_NO_GPU
+
+
+# ---- The JSON report of `torchext dry-run --json`
+#
+# Numbers of bytes and of operations are integers, times are in seconds. Keys may be added without a new `schema`. Two
+# runs of one program differ in the keys `seconds` only, unless the program itself is random.
+#
+#     schema: the version of this description, 1
+#     command: "dry-run"
+#     versions: torchext, torch_of_build, torch, python
+#     program: the command line after `--`
+#     folder: the current directory
+#     world_size, per_node: the size of the job, and of a machine
+#     values: the policy for reads of values that do not exist
+#     exit_code: of the command (`torchext dry-run --help`)
+#     interrupted: whether ranks are missing because of Ctrl-C
+#     other_mismatches: errors about messages between ranks that are not reported
+#     gpu: name, count, memory, capability, multiprocessors, context
+#     ranks: a list, in the order of the runs:
+#         rank
+#         outcome: "fits", "does not fit", "failed", "too few", or "uses no GPU" if nothing was allocated on one
+#         unit: "step" or "forward pass"
+#         requested, completed: numbers of these; requested is null with --to-end
+#         forward_passes, backward_passes: numbers of passes that began
+#         seconds: the duration, without starting Python
+#         program_exit_code: of the program; 0 if it did not end itself
+#         error, error_summary: the traceback of the program, and its last line; empty without an error
+#         out_of_memory: the message of the device that ran out of memory, or empty. The devices below then show the
+#             memory that the rank needs, if the program could be run to that point
+#         devices: a list, GPUs first:
+#             device: "cuda:0", ..., "cpu" (pageable memory of the host), "pinned"
+#             peak_allocated, peak_reserved: the largest numbers of bytes
+#             total: the memory of the device; 0 for the host
+#             headroom: total - peak_reserved; null for the host
+#             fragmentation: bytes that were reserved but unused at the peak of allocated memory
+#             categories, modules, lines: bytes at that peak by category, by module and by source line
+#             line_peaks: the most bytes that each source line held at any moment
+#             largest: the 20 largest tensors at that peak: bytes, category, name, line
+#         collectives: a list of phase, group, group_size, operator, calls, bytes_sent, bytes_received
+#         peers: the ranks with which messages are exchanged
+#         flops: the operations of one step or forward pass, or null; flops_error: the reason for null
+#         bound: the lower bound of the time of one step or forward pass, or null; bound_error: the reason for null, if
+#             `flops_error` is not the reason
+#             seconds: the least time
+#             compute, memory, network: the least times of operations, of memory traffic and of communication
+#             not_overlapped: the part of `seconds` that communication adds
+#             utilization: the upper limit of the MFU, or null
+#             flops, is_compiled, rates: see `torchext.dry_run.TimeBound`
+#             operators: a list of operator, module, line, calls, seconds, bounded_by
+#         values: answered reads of values that do not exist: line, reader, operator, answer, kind, policy, count
+#         files: changes that the program would make: path, change, bytes
+#         remarks: differences between the dry run and the program
+#         mismatches: errors about messages of this rank whose sizes differ between sender and receiver
+#         code: the source code of the lines of `line_peaks`, by line
+#         timeline: the memory of the device with the largest peak over time; empty without memory:
+#             device, peak_allocated
+#             categories: names and colors
+#             points: a list of event, reserved, bytes of each category
+#             seconds: the time of each point
+#             details: the largest tensors at some events: bytes, category, name, line
+#     comparison: with --compare, the differences from another report; see `comparison.py`
+#     advice: with --advise, the runs of the first rank with remedies; null if the program fails without them:
+#         gpu; limit: the bytes that the program may reserve
+#         is_complete: whether the search ended before its limits
+#         baseline, solution, and lists front, outcomes, failed of runs:
+#             name, numerics: "exact", "rounding", "arguments" or "changed"
+#             remedies: a list of kind, name, numerics, snippet
+#             fits: whether the run fits on the GPU; peak_reserved, peak_allocated, pinned, bytes_sent: bytes
+#             flops: the operations of a step, or null
+#             error: that of a run in `failed`
+#         solution is null if no run fits within the limit, and has all changes in `snippet`
+
+
+def json_report(job: dict[str, Any], gpu: FakeGPU, reports: Sequence[RankReport]) -> dict[str, Any]:
+    """Return the content of the JSON report, without `schema`, `command` and `versions`.
+
+    Args:
+        job: The keys before `gpu`.
+        gpu: The GPUs of a machine.
+        reports: The reports of the ranks.
+    """
+    names = ("name", "count", "memory", "capability", "multiprocessors", "context")
+    return {
+        **job,
+        "gpu": {name: getattr(gpu, name) for name in names},
+        "ranks": [report.to_dict() for report in reports],
+    }
+
+
+# ---- The lower bound of the time of a step as a result that prints, without importing PyTorch
+
+
+@dataclass(frozen=True)
+class BoundingOperator:
+    """Calls of an operator in one line and in modules that differ only in their numbers.
+
+    Attributes:
+        operator: The operator or the collective.
+        module: The module and the phase, with `*` for numbers.
+        line: The source line, `file:line in function`; empty if unknown.
+        calls: The number of calls.
+        seconds: Their least time.
+        bounded_by: `compute`, `memory` or `network`.
+    """
+
+    operator: str
+    module: str
+    line: str
+    calls: int
+    seconds: float
+    bounded_by: str
+
+
+@dataclass(frozen=True)
+class TimeBound:
+    """A lower bound of the time of a step. Prints as a sentence and a table.
+
+    Attributes:
+        seconds: The least time of a step.
+        compute: The time of its operations at the highest clock, in seconds.
+        memory: The time of its certain memory traffic, in seconds.
+        network: The time of its certain communication, within and between machines, in seconds.
+        not_overlapped: The part of `seconds` that communication adds.
+        utilization: The operations that `torch.utils.flop_counter` counts, without those that `torch.utils.checkpoint`
+            repeats, over those that the GPU can do in that time by its data sheet: an upper limit of the model FLOPs
+            utilization (MFU). None if above 1.
+        flops: The number of operations, with repeated ones.
+        is_compiled: Whether the program calls `torch.compile()`, which leaves less certain work.
+        rates: The rates that were used.
+        operators: The operators with the largest times.
+
+    Example:
+        >>> from torchext.dry_run import bound_time, world
+        >>> with world(1, gpu="A100-80GB"):
+        ...     a = torch.ones(8192, 8192, dtype=torch.bfloat16, device="cuda")
+        ...     bound = bound_time(lambda: a @ a)
+        >>> f"{1e3 * bound.seconds:.1f} ms"
+        '3.5 ms'
+    """
+
+    seconds: float
+    compute: float
+    memory: float
+    network: float
+    not_overlapped: float
+    utilization: float | None
+    flops: int
+    is_compiled: bool
+    rates: PeakRates
+    operators: tuple[BoundingOperator, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as builtin types, for JSON."""
+        rates = {name: value if value < float("inf") else None for name, value in asdict(self.rates).items()}
+        return {**asdict(self), "rates": rates, "operators": [asdict(one) for one in self.operators]}
+
+    def _table(self) -> Table:
+        columns = [Column(name, is_number=name in ("time", "calls")) for name in HEADINGS]
+        return Table(columns, operator_rows(self.to_dict()))
+
+    def __str__(self) -> str:
+        return f"{sentence(self.to_dict(), 'step')}\n\n{self._table()}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{sentence(self.to_dict(), 'step')}</p>{self._table()._repr_html_()}"
+
+
+def sentence(bound: Any, unit: str) -> str:
+    """Return the sentence of the report about the content of a bound, for a step or a forward pass."""
+    parts = ", ".join(f"{name} {bound[name]:.3g}" for name in ("compute", "memory", "network"))
+    network = f", {bound['not_overlapped']:.3g} of it not overlapped" if bound["network"] else ""
+    mfu = "" if bound["utilization"] is None else f"; MFU is at most {100 * bound['utilization']:.0f} %"
+    return f"A {unit} takes at least {bound['seconds']:.3g} s ({parts}{network}){mfu}."
+
+
+HEADINGS = ("time", "calls", "bound by", "operator", "module", "line")
+
+
+def operator_rows(bound: Any) -> list[tuple[str, ...]]:
+    """Return the bounding operators in the content of a bound as rows of a table with `HEADINGS`."""
+    names = ("calls", "bounded_by", "operator", "module", "line")
+    return [(f"{one['seconds']:.3g} s", *(str(one[name]) for name in names)) for one in bound["operators"]]

@@ -1,23 +1,28 @@
-"""Runs a suite in separate processes until each test has run or has ended its process."""
+"""Run a suite in separate processes until each test has run or has ended its process, and compare two such runs."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .child import torchext_recorder
-from .child.torchext_recorder import Job
+import pytest
 
-__all__ = ["Outcome", "Suite", "SuiteRun"]
+from .child import torchext_recorder
+from .child.torchext_recorder import MODES, Job
+
+__all__ = ["Comparison", "Outcome", "Suite", "SuiteRun", "compare", "lines_of", "write_json"]
 
 # From bad to good. A test has the worst outcome of its parts.
 _OUTCOMES = ("crashed", "timed out", "failed", "error", "passed", "xpassed", "xfailed", "skipped")
@@ -219,3 +224,226 @@ def _status_of(command: list[str], folder: str, environment: dict[str, str]) -> 
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+# ---- A mode compared with the run without torchext
+
+
+@dataclass
+class Comparison:
+    """The results of a suite in a mode."""
+
+    mode: str
+    baseline: SuiteRun
+    """Without torchext."""
+    run: SuiteRun
+    """In the mode."""
+    differences: dict[str, Outcome] = field(default_factory=dict)
+    """Results in the mode of tests that pass without torchext but not in the mode."""
+    unstable: dict[str, Outcome] = field(default_factory=dict)
+    """Tests among the differing ones that also failed without torchext when they were run again, with their errors."""
+    by_replacing: dict[str, Outcome] = field(default_factory=dict)
+    """Tests among the differing ones that failed in the control run with pass-through wrappers."""
+
+    @property
+    def skipped(self) -> list[str]:
+        """Tests that were skipped in the mode only."""
+        return [nodeid for nodeid, outcome in self.run.outcomes.items() if outcome.outcome == "skipped"]
+
+    @property
+    def compared(self) -> list[str]:
+        """Tests that pass without torchext and have a result in the mode."""
+        left_out = {*self.unstable, *self.by_replacing, *self.skipped}
+        return [nodeid for nodeid in {**self.run.outcomes, **self.differences} if nodeid not in left_out]
+
+    @property
+    def is_different(self) -> bool:
+        """Whether torchext breaks a test of the suite."""
+        return bool(self.differences or (self.run.trouble and not self.baseline.trouble))
+
+
+def compare(
+    suite: Suite, baseline: SuiteRun, mode: str, *, reruns: int, stop_after: int, report: Callable[[str], None]
+) -> Comparison:
+    """Run in `mode` the tests that pass in `baseline`.
+
+    Args:
+        suite: The suite.
+        baseline: Its results without torchext.
+        mode: One of MODES.
+        reruns: How often to run differing tests again without torchext.
+        stop_after: Number of failures after which to stop; 0 for no limit.
+        report: Called with a description of each step.
+    """
+    good = [nodeid for nodeid, outcome in baseline.outcomes.items() if outcome.is_good]
+    report(f"{len(good)} tests in mode {mode}")
+    comparison = Comparison(mode, baseline, suite.run(mode, good, stop_after=stop_after))
+    comparison.differences = {nodeid: outcome for nodeid in good if (outcome := _difference(comparison, nodeid))}
+    if comparison.differences and reruns:
+        _take_unstable(suite, comparison, good, reruns, report)
+    if comparison.differences and MODES[mode].has_control:
+        report(f"{len(comparison.differences)} tests that differ, with pass-through wrappers of PyTorch functions")
+        control = suite.run(mode, list(comparison.differences), is_control=True)
+        comparison.by_replacing = _take_failing(comparison.differences, control)
+    return comparison
+
+
+def _take_unstable(
+    suite: Suite, comparison: Comparison, good: list[str], reruns: int, report: Callable[[str], None]
+) -> None:
+    """Remove from the differences the tests whose failure may not be due to torchext."""
+    differences = comparison.differences
+    for _ in range(reruns):
+        report(f"{len(differences)} tests that differ, again without torchext")
+        comparison.unstable |= _take_failing(differences, suite.run(None, list(differences)))
+        if not differences:
+            return
+    report(f"{len(differences)} tests that differ, again in mode {comparison.mode}, without the other tests")
+    alone = suite.run(comparison.mode, list(differences))
+    after_others = [nodeid for nodeid in differences if (known := alone.outcomes.get(nodeid)) and known.is_good]
+    if after_others:
+        # The baseline may have run tests in several processes, or other tests in between.
+        report(f"{len(after_others)} tests fail only after others: all {len(good)} again without torchext")
+        comparison.unstable |= _take_failing(differences, suite.run(None, good), after_others)
+
+
+def _difference(comparison: Comparison, nodeid: str) -> Outcome | None:
+    run = comparison.run
+    outcome = run.outcomes.get(nodeid)
+    if outcome is not None:
+        return None if outcome.is_good or outcome.outcome == "skipped" else outcome
+    if run.was_stopped:
+        return None
+    return next(
+        (error for part, error in run.collection_errors.items() if f"{nodeid}::".startswith((f"{part}::", f"{part}/"))),
+        Outcome("error", run.trouble or "the test was not collected"),
+    )
+
+
+def _take_failing(
+    differences: dict[str, Outcome], again: SuiteRun, among: Collection[str] | None = None
+) -> dict[str, Outcome]:
+    """Remove the tests from `differences` that failed again."""
+    gone = Outcome("error", "the test was not collected")
+    outcomes = {nodeid: again.outcomes.get(nodeid, gone) for nodeid in (differences if among is None else among)}
+    failing = {nodeid: outcome for nodeid, outcome in outcomes.items() if not outcome.is_good}
+    for nodeid in failing:
+        del differences[nodeid]
+    return failing
+
+
+# ---- Reports of comparisons: a table for readers, JSON for programs
+
+
+_COLUMNS = (
+    "file",
+    "tests",
+    "pass without",
+    "compared",
+    "pass",
+    "differ",
+    "unstable",
+    "fails in control run",
+    "skipped",
+)
+
+
+def lines_of(comparison: Comparison) -> Iterator[str]:
+    """Yield the lines of the table, and those about differing tests."""
+    yield from _aligned(_table(comparison))
+    for title, tests in (
+        ("unstable: they also failed without torchext when they were run again", comparison.unstable),
+        (
+            "fails in control run: they fail with pass-through wrappers of PyTorch functions",
+            comparison.by_replacing,
+        ),
+        (f"different: they pass without torchext, but not in mode {comparison.mode}", comparison.differences),
+    ):
+        if tests:
+            yield f"{title}:"
+            yield from (_line_of(nodeid, outcome) for nodeid, outcome in tests.items())
+    if comparison.run.trouble:
+        yield comparison.run.trouble
+
+
+def _line_of(nodeid: str, outcome: Outcome) -> str:
+    return f"  {nodeid}: {outcome.outcome}{': ' if outcome.error else ''}{outcome.error}"
+
+
+def _table(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    compared, differing = comparison.compared, comparison.differences
+    counts = [
+        _by_file(comparison.baseline.outcomes),
+        _by_file(nodeid for nodeid, outcome in comparison.baseline.outcomes.items() if outcome.is_good),
+        _by_file(compared),
+        _by_file(nodeid for nodeid in compared if nodeid not in differing),
+        _by_file(differing),
+        _by_file(comparison.unstable),
+        _by_file(comparison.by_replacing),
+        _by_file(comparison.skipped),
+    ]
+    yield _COLUMNS
+    for file in counts[0]:
+        yield file, *(str(count[file]) for count in counts)
+    if len(counts[0]) > 1:
+        yield "all", *(str(count.total()) for count in counts)
+
+
+def _by_file(nodeids: Iterable[str]) -> Counter[str]:
+    return Counter(nodeid.partition("::")[0] for nodeid in nodeids)
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *counts in rows:
+        yield "  ".join([name.ljust(widths[0]), *map(str.rjust, counts, widths[1:])]).rstrip()
+
+
+def write_json(path: Path, arguments: list[str], baseline: SuiteRun, comparisons: Iterable[Comparison]) -> None:
+    """Write all results to `path`."""
+    comparisons = list(comparisons)
+    report = {
+        "arguments": arguments,
+        "versions": {
+            "python": platform.python_version(),
+            "pytest": pytest.__version__,
+            **{name: _version_of(name) for name in ("torch", "torchext")},
+        },
+        "baseline": {
+            "outcomes": _in_short(baseline),
+            "failures": _in_full({nodeid: each for nodeid, each in baseline.outcomes.items() if each.error}),
+            "collection_errors": _in_full(baseline.collection_errors),
+            "trouble": baseline.trouble,
+        },
+        "modes": {each.mode: _mode_in_json(each) for each in comparisons},
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _mode_in_json(comparison: Comparison) -> dict[str, object]:
+    return {
+        "compared": len(comparison.compared),
+        "passed": len(comparison.compared) - len(comparison.differences),
+        "differences": _in_full(comparison.differences),
+        "unstable": _in_full(comparison.unstable),
+        "by_replacing": _in_full(comparison.by_replacing),
+        "skipped": comparison.skipped,
+        "outcomes": _in_short(comparison.run),
+        "trouble": comparison.run.trouble,
+    }
+
+
+def _in_short(run: SuiteRun) -> dict[str, str]:
+    return {nodeid: outcome.outcome for nodeid, outcome in run.outcomes.items()}
+
+
+def _in_full(outcomes: dict[str, Outcome]) -> dict[str, dict[str, str]]:
+    return {nodeid: outcome._asdict() for nodeid, outcome in outcomes.items()}
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # built in place
+        return "unknown"

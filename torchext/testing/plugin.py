@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from . import _report
-from ._comparison import Comparison, compare
-from ._suite import Suite, SuiteRun
+from ..fake import FakeGPU
+from ..internals.text import bytes_of, readable
+from ..memory import Fit
+from ..memory.fitting import check_types, measure, one_gpu
+from . import _suite
+from ._suite import Comparison, Suite, SuiteRun, compare
 from .child.torchext_recorder import MODES, pytest_addoption
 
-__all__ = ["pytest_addoption", "pytest_cmdline_main"]
-
+__all__ = ["assert_fits", "pytest_addoption", "pytest_cmdline_main"]
 
 # With these options pytest does not run tests.
 _NO_RUN = (
@@ -62,7 +66,7 @@ def _run(config: pytest.Config, modes: list[str]) -> int:
     comparisons: list[Comparison] = []
     if not any(outcome.is_good for outcome in baseline.outcomes.values()):
         if report:
-            _report.write_json(Path(report), arguments, baseline, comparisons)
+            _suite.write_json(Path(report), arguments, baseline, comparisons)
         return _code_without_comparison(baseline)
     for mode in modes:
         comparison = compare(
@@ -75,10 +79,10 @@ def _run(config: pytest.Config, modes: list[str]) -> int:
         )
         comparisons.append(comparison)
         if report:
-            _report.write_json(Path(report), arguments, baseline, comparisons)
+            _suite.write_json(Path(report), arguments, baseline, comparisons)
     for comparison in comparisons:
         _report_step(f"mode {comparison.mode}")
-        for line in _report.lines_of(comparison):
+        for line in _suite.lines_of(comparison):
             print(line)
     sys.stdout.flush()
     return int(any(comparison.is_different for comparison in comparisons))
@@ -101,3 +105,29 @@ def _code_without_comparison(baseline: SuiteRun) -> int:
 
 def _report_step(what: str) -> None:
     print(f"== torchext: {what} ==", flush=True)
+
+
+# ---- The assertion that a program fits on a GPU
+
+
+def assert_fits(
+    program: Callable[[], Any],
+    gpu: str | int | FakeGPU = "H100-80GB",
+    *,
+    headroom: int | str = 0,
+    values: str = "raise",
+) -> Fit:
+    """Raise AssertionError unless `program` fits on a fake GPU with the headroom. See the fixture `assert_fits`."""
+    __tracebackhide__ = True  # pytest shows the line of the test
+    check_types("assert_fits", "a function that runs the program", program, values)
+    spare = bytes_of(headroom, "headroom") if headroom else 0
+    fit = measure(program, one_gpu(gpu), values=values)
+    if not fit.fits:
+        raise AssertionError(f"{fit}\n{fit.error}\n\n{fit.memory}")
+    if not fit.peak_reserved:
+        raise AssertionError(f'The program has allocated no memory on {fit.gpu}. Construct the model on "cuda" in it.')
+    if fit.headroom < spare:
+        raise AssertionError(
+            f"{fit}\nA headroom of {readable(spare)} was expected, got {readable(fit.headroom)}.\n\n{fit.memory}"
+        )
+    return fit

@@ -11,7 +11,7 @@
 
 namespace torchext {
 
-// The effect of a region on the arguments of an operator. In the order of torchext/amp/policies.py.
+// The effect of a region on the arguments of an operator. In the order of torchext/amp/__init__.py.
 enum class CastPolicy : std::uint8_t {
   kLowerPrecision,  // casts them to the dtype of the region
   kFloat32,         // casts them to float32, or makes the operator compute in it

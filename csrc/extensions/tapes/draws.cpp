@@ -41,7 +41,7 @@ bool isPlainlyContiguous(const Tensor& tensor) {
 // ---- Truncated normal values ----
 
 // Returns true for `torchext::trunc_normal_`, which stands for `torch.nn.init.trunc_normal_` where that may reject
-// drawn values: torchext/fake/initializers.py.
+// drawn values: torchext/fake/python_functions.py.
 bool isTruncNormal(const OperatorHandle& op) {
   return op.schema().name() == "torchext::trunc_normal_";
 }
@@ -233,7 +233,7 @@ TapePositionPtr takeDrawsOfDropout(const Stack& stack, const Generator& generato
   return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
 }
 
-// `trunc_normal_` redraws rejected values, so counting requires drawing: torchext/fake/initializers.py. Unsupported for
+// `trunc_normal_` redraws rejected values, so counting requires drawing: torchext/fake/python_functions.py. Unsupported for
 // a target that `normal_` fills number by number, because there the number left over from a pair matters.
 TapePositionPtr takeDrawsOfTruncNormal(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
   static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, is_deferred, materialize_tensor
 from torchext.fake import fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 
 class TestSeedExamples:

@@ -23,7 +23,7 @@ from torchext.deferred_init import (
     materialize_tensor,
     summary,
 )
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 ROWS, COLUMNS = 96, 80
 

@@ -19,8 +19,8 @@ from comparisons import error_of
 from torch import Tensor, nn
 
 from torchext.deferred_init import deferred_init, explain, materialize_module, materialize_tensor
-from torchext.fake import initializers
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.fake import python_functions
+from torchext.internals.patching import TORCH_RELEASE
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FILLS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
@@ -121,7 +121,7 @@ def test_rejection_sampling_draws_as_often_as_eager(bounds: tuple[float, float])
 def test_rejection_sampling_goes_chunk_by_chunk(
     bounds: tuple[float, float], dtype: torch.dtype, numel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(initializers, "CHUNK", 64)
+    monkeypatch.setattr(python_functions, "CHUNK", 64)
 
     def build() -> list[Tensor]:
         torch.empty(3).normal_()  # leaves a cached value, which others must neither use nor discard
@@ -133,7 +133,7 @@ def test_rejection_sampling_goes_chunk_by_chunk(
 
 @pytest.mark.parametrize("numel", [5, 100, 500])
 def test_sampler_warns_as_often_as_eager(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(initializers, "CHUNK", 64)
+    monkeypatch.setattr(python_functions, "CHUNK", 64)
 
     def build() -> Tensor:
         return nn.init.trunc_normal_(torch.empty(numel), mean=3, a=-1, b=0.9)

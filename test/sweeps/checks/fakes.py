@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from torchext import _C
 from torchext.fake import DataDependentError, UnsupportedOperatorError, fake_like, fake_mode
-from torchext.internals.torch_release import TORCH_RELEASE
+from torchext.internals.patching import TORCH_RELEASE
 
 __all__ = ["DTYPES", "EXPECTED_ERRORS", "fake_without_values"]
 

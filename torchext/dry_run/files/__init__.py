@@ -1,6 +1,6 @@
 """The files of a dry run: written files are kept apart, and existing files never change.
 
-Two layers enforce this. Python functions that take file names are replaced (`replacing.py`), so that a program finds
+Two layers enforce this. Python functions that take file names are replaced (`functions.py`), so that a program finds
 its written files under their names (`tree.py`, `overlay.py`). `guard.py` makes the system reject all other writes, of
 code in C and of programs that the program starts.
 
@@ -11,12 +11,13 @@ The processes of a dry run import this package when Python starts, before module
 from __future__ import annotations
 
 import os
+import sys
 
-from .changes import PLACEHOLDER, Change, changes_in, keep_files
-from .imports import when_imported
-from .installing import install
-from .overlay import Overlay, active
-from .processes import FILES, STARTUP, child_environment
+from .functions import Replacements, replace_functions
+from .libraries import redirect_databases, redirect_libraries
+from .originals import when_imported
+from .overlay import PLACEHOLDER, Change, Overlay, activate, active, changes_in, keep_files
+from .processes import FILES, STARTUP, child_environment, child_functions, redirect_processes, run_again_if_written
 
 __all__ = [
     "FILES",
@@ -32,6 +33,26 @@ __all__ = [
     "keep_files",
     "when_imported",
 ]
+
+
+# ---- Install the files of a dry run in a process
+
+
+def install(folder: str) -> None:
+    """Keep the files of this process in `folder` until it ends."""
+    sys.dont_write_bytecode = True  # also with options that make Python ignore its environment
+    overlay = Overlay(folder)
+    activate(overlay)
+    replacements = Replacements(overlay)
+    replace_functions(replacements, child_functions(overlay, replacements))
+    redirect_libraries(overlay)
+    redirect_databases(overlay)
+    redirect_processes(overlay, replacements)
+    run_again_if_written()
+
+
+# ---- The files of a dry run: written files are kept apart, and existing files never change
+
 
 # The program that starts another one under guard. Uses `os`, because importing `pathlib` here may be too early.
 GUARD = f"{os.path.dirname(os.path.abspath(__file__))}/guard.py"

@@ -2,22 +2,169 @@
 
 from __future__ import annotations
 
+import _io
 import errno
 import functools
+import importlib
 import os
+import re
 import stat
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
-from .copying import send
-from .descriptors import path_of
-from .listing import Entry, Scan
-from .originals import os_error, real
+from .originals import can_write, os_error, path_of, real, reopen, when_imported
 from .overlay import Overlay
-from .program_descriptors import inherited_output, own_descriptor
-from .tree import parent_of
+from .tree import parent_of, send
 
-__all__ = ["Function", "Replacements"]
+__all__ = [
+    "Entry",
+    "Function",
+    "Replacements",
+    "Scan",
+    "inherited_output",
+    "name_as",
+    "own_descriptor",
+    "replace_functions",
+]
+
+
+# ---- The names in a folder, as `os.scandir()` returns them
+
+
+class Entry:
+    """A name in a folder, with the interface of `os.DirEntry`.
+
+    Args:
+        name: The name.
+        path: The path, which begins with the argument of `os.scandir()`.
+        full_path: The absolute path.
+    """
+
+    def __init__(self, name: Any, path: Any, full_path: str) -> None:
+        self.name = name
+        self.path = path
+        self._full_path = full_path
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return the result of `os.DirEntry.stat()`."""
+        return os.stat(self._full_path) if follow_symlinks else os.lstat(self._full_path)
+
+    def inode(self) -> int:
+        """Return the result of `os.DirEntry.inode()`."""
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return the result of `os.DirEntry.is_dir()`."""
+        return self._is(stat.S_ISDIR, follow_symlinks)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return the result of `os.DirEntry.is_file()`."""
+        return self._is(stat.S_ISREG, follow_symlinks)
+
+    def is_symlink(self) -> bool:
+        """Return the result of `os.DirEntry.is_symlink()`."""
+        return self._is(stat.S_ISLNK, follow_symlinks=False)
+
+    def is_junction(self) -> bool:
+        """Return the result of `os.DirEntry.is_junction()`."""
+        return False
+
+    def _is(self, kind: Callable[[int], bool], follow_symlinks: bool) -> bool:
+        try:
+            return kind(self.stat(follow_symlinks=follow_symlinks).st_mode)
+        except FileNotFoundError:
+            return False
+
+
+class Scan:
+    """The iterator that `os.scandir()` returns."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> Scan:
+        return self
+
+    def __next__(self) -> Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> Scan:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._entries = iter(())
+
+
+# ---- Descriptors of the program. A descriptor of an original is moved to a copy before a change through it
+
+
+NAMES = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+
+
+def own_descriptor(overlay: Overlay, descriptor: int) -> None:
+    """Make `descriptor` refer to a file of the program, whose metadata may change.
+
+    Raises:
+        PermissionError: It refers to an inherited file that is open for writing, such as redirected output, or to a
+            device.
+        FileNotFoundError: The program has removed the file.
+    """
+    status = real.fstat(descriptor)
+    path = path_of(descriptor)
+    if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode) or _is_own(overlay, descriptor, path):
+        return
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or can_write(descriptor):
+        raise os_error(errno.EPERM, path)
+    if overlay.is_gone(path) or not os.path.samestat(real.lstat(path), status):
+        copy = overlay.copy_place(status)  # independent of its current name
+    else:
+        copy = overlay.copy_up(path)
+    if os.path.samestat(real.fstat(descriptor), status):
+        reopen(descriptor, copy)
+
+
+def inherited_output(overlay: Overlay, path: Any, flags: int) -> int | None:
+    """Return the descriptor that `path` names, such as `/dev/stdout`, if it is inherited and open for writing.
+
+    Linux would open its file again. Such a file is an original, for example a log that a shell has opened, and may only
+    be written through this descriptor.
+    """
+    if not flags & (os.O_WRONLY | os.O_RDWR) or isinstance(path, int):
+        return None
+    name = os.fsdecode(path)
+    found = re.fullmatch(rf"(?:/dev/fd|/proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", name)
+    descriptor = int(found[1]) if found else NAMES.get(name)
+    if descriptor is None:
+        return None
+    try:
+        place = path_of(descriptor)
+        is_output = stat.S_ISREG(real.fstat(descriptor).st_mode) and can_write(descriptor)
+    except OSError:
+        return None
+    return descriptor if is_output and not _is_own(overlay, descriptor, place) else None
+
+
+def _is_own(overlay: Overlay, descriptor: int, place: str) -> bool:
+    """Return true for files of the program, including files without a name, and shared memory of code in C."""
+    if overlay.is_inside(place) or place.startswith("/memfd:") or not place.startswith("/"):
+        return True
+    return place.startswith("/dev/shm/") and can_write(descriptor)
+
+
+# ---- Replacements for Python functions that take file names, which use the files of a dry run: `overlay.py`
+
 
 Function = Callable[..., Any]
 
@@ -287,3 +434,128 @@ def reporting(function: Function, paths: int = 1) -> Function:
             raise
 
     return call
+
+
+# ---- Replace Python functions in every module that refers to them
+#
+# The C modules from which `os` and `io` take their functions are changed as well. So Python's importer, which calls
+# these, finds modules that the program has written, and a function is pickled under the name of the original.
+
+
+def replace_functions(replacements: Replacements, others: dict[str, Function]) -> None:
+    """Replace the functions of `os` and `io`.
+
+    Args:
+        replacements: Replacements for functions that take file names.
+        others: Other replacements for functions of `os`, by name.
+    """
+    replaced = _Replaced()
+    for name, function in {**replacements.of_os(), **others}.items():
+        original = getattr(real, name, None)
+        if original is None:
+            continue
+        replaced[original] = name_as(function, original)
+        for capable in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+            if original in capable:
+                capable.add(function)
+    replaced[_io.open] = name_as(reporting(_opening(replacements)), _io.open)
+    replaced[_io.open_code] = name_as(reporting(replacements.reading(_io.open_code)), _io.open_code)
+    replaced[_io.FileIO] = _file_class(replacements)
+    for module in (importlib.import_module(os.name), _io):
+        _replace_in_module(module, replaced)
+    _replace_kept(replaced)
+    when_imported("pathlib", _unbind)
+
+
+class _Replaced:
+    """A mapping from originals to replacements. Some originals may have no hash."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[Any, Any]] = {}
+
+    def __setitem__(self, original: Any, replacement: Any) -> None:
+        self._by_id[id(original)] = original, replacement
+
+    def get(self, original: Any) -> Any:
+        """Return the replacement of `original`, or `original` itself."""
+        return self._by_id.get(id(original), (original, original))[1]
+
+
+def name_as(function: Any, original: Any) -> Any:
+    """Give a replacement the name of its original."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(function, attribute, getattr(original, attribute))
+    return function
+
+
+def _opening(replacements: Replacements) -> Function:
+    original = _io.open
+
+    def opening(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Any = None,
+    ) -> Any:
+        if opener is None and not isinstance(file, int):
+            opener = replacements.opener
+        return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+
+    return opening
+
+
+def _file_class(replacements: Replacements) -> type:
+    original = _io.FileIO
+
+    class AnyFile(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+    class FileIO(original, metaclass=AnyFile):  # type: ignore[misc, valid-type]
+        def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
+            if opener is None and not isinstance(file, int):
+                opener = replacements.opener
+            super().__init__(file, mode, closefd, opener)
+
+    return name_as(FileIO, original)  # type: ignore[no-any-return]
+
+
+def _unbind(pathlib: Any) -> None:
+    """Keep a class of `pathlib` before Python 3.11 from binding functions written in Python, as in `open = io.open`."""
+    accessor = getattr(pathlib, "_NormalAccessor", None)
+    for name, function in list(vars(accessor).items()) if accessor is not None else ():
+        if isinstance(function, FunctionType) and function.__module__ != pathlib.__name__:
+            setattr(accessor, name, staticmethod(function))
+
+
+def _replace_kept(replaced: _Replaced) -> None:
+    """Replace the functions in imported modules; `tempfile`, for example, has `unlink` as a default argument."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(__package__ or __name__):
+            _replace_in_module(module, replaced)
+
+
+def _replace_in_module(module: Any, replaced: _Replaced) -> None:
+    own_classes = [
+        value
+        for value in getattr(module, "__dict__", {}).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    for holder in [module, *own_classes]:
+        for attribute, kept in list(getattr(holder, "__dict__", {}).items()):
+            _replace_in(holder, attribute, kept, replaced)
+
+
+def _replace_in(holder: Any, attribute: str, kept: Any, replaced: _Replaced) -> None:
+    inner = kept.__func__ if isinstance(kept, staticmethod) else kept
+    replacement = replaced.get(inner)
+    if replacement is not inner:
+        # A C function that is an attribute of a class, as in `pathlib` before Python 3.11, has no `self`.
+        is_static = isinstance(holder, type) and isinstance(replacement, FunctionType)
+        setattr(holder, attribute, staticmethod(replacement) if is_static else replacement)
+    elif isinstance(inner, FunctionType) and inner.__defaults__:
+        inner.__defaults__ = tuple(replaced.get(default) for default in inner.__defaults__)

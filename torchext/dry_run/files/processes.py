@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .functions import Function, Replacements
-from .imports import when_imported
 from .libraries import place_of
-from .originals import real
+from .originals import real, when_imported
 from .overlay import Overlay
 
 __all__ = ["FILES", "RUN", "STARTUP", "child_environment", "child_functions", "redirect_processes"]

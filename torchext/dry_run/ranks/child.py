@@ -15,7 +15,7 @@ from pathlib import Path
 from ...internals import terminal
 from ...reports.model import RankReport
 from ..messages import Messages
-from .ending import PATIENCE
+from .processes import PATIENCE
 from .running import run_rank
 
 __all__: list[str] = []

@@ -105,7 +105,7 @@ def read_launch(module: str, arguments: Sequence[str], gpus: int) -> Launch:
     Raises:
         ValueError: The launcher fails, or starts processes in a way that is not supported.
     """
-    from ...descriptions.gpus import FakeGPU
+    from ...descriptions import FakeGPU
     from ...fake import fake_mode
 
     try:

@@ -15,9 +15,9 @@ from multiprocessing.util import Finalize
 
 import torch
 
-from ...fake.threads import carry_blocks_to_threads
+from ...fake.fake_tensor_mode import carry_blocks_to_threads
 from ...reports.model import NOTES
-from ..environment import JOB
+from ..current import JOB
 from ..saving import files_apart
 from ..simulated_world import world
 

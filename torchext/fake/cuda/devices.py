@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from ... import _C
+from ...internals.leases import Lease
 from ...internals.patching import Function
-from .answers import while_devices_exist
 
-__all__ = ["DEVICES", "QUERIES", "check_index", "index_of"]
+__all__ = ["DEVICES", "QUERIES", "answers", "check_index", "index_of", "while_devices_exist"]
+
+
+# ---- Functions that answer for fake CUDA devices, on the threads that have them
+
+
+while_devices_exist = Lease("a block of fake_mode(gpu=...) is open")
+
+
+def answers(owner: Any, functions: Mapping[str, Function], *, reason: str, **options: Any) -> None:
+    """Declare functions that are called on threads with fake devices, instead of those with the same names.
+
+    Args:
+        owner: The module or the class of the replaced functions.
+        functions: The functions that answer, by the names of the replaced ones.
+        reason: The PyTorch behavior that needs them.
+        **options: Further arguments of `Lease.replaces()`.
+    """
+    for name, function in functions.items():
+        while_devices_exist.replaces(owner, name, reason=reason, **options)(partial(_answer, function))
+
+
+def _answer(answer: Function, original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)
+
+
+# ---- The functions of `torch.cuda` that list, select and describe fake devices
 
 
 def index_of(device: Any = None) -> int:

@@ -17,8 +17,7 @@ from ... import _C
 from ...internals.leases import while_fakes_live
 from ...internals.patching import Function, once
 from ..addresses import MOST_BYTES, storage_from
-from .answers import answers, while_devices_exist
-from .devices import index_of
+from .devices import answers, index_of, while_devices_exist
 
 __all__ = [
     "LIBRARIES",

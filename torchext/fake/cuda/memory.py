@@ -12,8 +12,7 @@ from torch.accelerator._utils import _get_device_index
 from ... import _C
 from ...internals.dispatch_keys import without_our_keys
 from ...internals.patching import Function
-from .answers import answers, while_devices_exist
-from .devices import index_of
+from .devices import answers, index_of, while_devices_exist
 
 __all__ = ["MEMORY", "forget_program", "segments", "snapshot", "traceback"]
 

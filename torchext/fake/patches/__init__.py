@@ -10,25 +10,8 @@ from ... import _C
 from ...internals.leases import while_fakes_live
 
 # These modules declare their patches.
-from .. import (  # noqa: F401
-    collectives,
-    fake_tensor_mode,
-    higher_order,
-    initializers,
-    meta_functions,
-    meta_overrides,
-    transformers,
-)
-from . import (  # noqa: F401
-    distributed_tensors,
-    gradients,
-    optimizers,
-    python_data,
-    saving,
-    sparse,
-    storages,
-    tensors,
-)
+from .. import fake_tensor_mode, higher_order, meta_overrides, python_functions, routing  # noqa: F401
+from . import storages, tensors, training  # noqa: F401
 
 __all__: list[str] = []
 

@@ -22,7 +22,7 @@ __all__ = ["MODES", "Job", "Mode", "main", "pytest_addoption", "pytest_configure
 
 
 class Mode(NamedTuple):
-    """A way to run a suite with torchext. The file of that name in `torchext/testing/modes` implements it."""
+    """A way to run a suite with torchext. A function in `torchext/testing/modes.py` implements it."""
 
     text: str
     """The description in the help text."""

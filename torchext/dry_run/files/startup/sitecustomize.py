@@ -13,7 +13,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "torchext_dry_run_files"
-JOB = "TORCHEXT_DRY_RUN_JOB"  # a module and its data: see `announce()` in environment.py
+JOB = "TORCHEXT_DRY_RUN_JOB"  # a module and its data: see `announce()` in current.py
 
 
 def _start(folder: str) -> None:

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from .... import _C
 from ....internals.calls import skip_frames
-from . import attention, blas, convolution, image, indexing, normalization, random, reduction, sorting  # noqa: F401
-from .calls import RULES, steps_of
-from .geometry import Geometry
+from . import blas, buffers, convolution, reduction, sorting  # noqa: F401
+from .calls import RULES, Geometry, steps_of
 
 __all__: list[str] = []
 

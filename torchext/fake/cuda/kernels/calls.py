@@ -2,12 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from .geometry import Geometry
+import torch
 
-__all__ = ["NO_BLOCK", "RULES", "Gpu", "KernelCall", "Rule", "Steps", "copying", "rule", "steps_of"]
+__all__ = [
+    "NO_BLOCK",
+    "RULES",
+    "Geometry",
+    "Gpu",
+    "KernelCall",
+    "Rule",
+    "Steps",
+    "broadcast",
+    "contiguous",
+    "copying",
+    "count_bits",
+    "divide_up",
+    "in_format",
+    "is_reduced",
+    "iteration_order",
+    "last_power",
+    "rule",
+    "steps_of",
+]
+
+
+# ---- The geometry of tensors, without tensors: rules must not call operators
+
+
+# The dimensions of each memory format, innermost first.
+CHANNELS_LAST = {torch.channels_last: (1, 3, 2, 0), torch.channels_last_3d: (1, 4, 3, 2, 0)}
+
+
+class Geometry:
+    """The sizes, strides, dtype and storage offset of a tensor. The methods follow those of `c10::TensorImpl`."""
+
+    __slots__ = ("dtype", "element", "numel", "offset", "sizes", "strides")
+
+    def __init__(self, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, offset: int = 0) -> None:
+        self.sizes = sizes
+        self.strides = strides
+        self.dtype = dtype
+        self.offset = offset
+        self.numel = prod(sizes)
+        self.element: int = dtype.itemsize
+
+    @property
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of a copy, in bytes."""
+        return self.numel * self.element
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        """Follow `Tensor::is_contiguous()`."""
+        if memory_format is torch.contiguous_format:
+            return self.numel == 0 or self._is_compact(range(len(self.sizes) - 1, -1, -1))
+        order = CHANNELS_LAST[memory_format]
+        return len(order) == len(self.sizes) and self._is_compact(order)
+
+    def is_dense(self) -> bool:
+        """Follow `is_non_overlapping_and_dense()`."""
+        return self.numel == 0 or self._is_compact(sorted(range(len(self.sizes)), key=self.strides.__getitem__))
+
+    def _is_compact(self, order: Iterable[int]) -> bool:
+        """Return true if each dimension is the size of the earlier ones in `order` apart."""
+        expected = 1
+        for dim in order:
+            size = self.sizes[dim]
+            if size != 1:
+                if self.strides[dim] != expected:
+                    return False
+                expected *= size
+        return True
+
+    def memory_format(self) -> torch.memory_format:
+        """Follow `Tensor::suggest_memory_format()`."""
+        for memory_format, order in CHANNELS_LAST.items():
+            if len(order) == len(self.sizes) and self._is_like_channels_last(order):
+                return memory_format
+        return torch.contiguous_format
+
+    def _is_like_channels_last(self, order: Sequence[int]) -> bool:
+        """Follow `is_channels_last_strides_2d_s4()` in c10."""
+        of_channels = self.strides[1]
+        if of_channels == 0:
+            return False
+        least = 0
+        for dim in order:
+            size, stride = self.sizes[dim], self.strides[dim]
+            if size == 0 or stride < least or (dim == 0 and least == of_channels):
+                return False
+            least = stride * size
+        return True
+
+    def transpose(self, first: int, second: int) -> Geometry:
+        """Return the geometry with two dimensions exchanged."""
+        sizes, strides = list(self.sizes), list(self.strides)
+        for values in (sizes, strides):
+            values[first], values[second] = values[second], values[first]
+        return Geometry(sizes, strides, self.dtype, self.offset)
+
+    def dims_but(self, kept: int) -> list[int]:
+        """Return all dimensions except one."""
+        return [dim for dim in range(len(self.sizes)) if dim != kept]
+
+
+def contiguous(sizes: Sequence[int], dtype: torch.dtype, order: Iterable[int] | None = None) -> Geometry:
+    """Return the geometry of a new tensor. `order`: the dimensions, innermost first; by default from the last one."""
+    strides = [1] * len(sizes)
+    stride = 1
+    for dim in range(len(sizes) - 1, -1, -1) if order is None else order:
+        strides[dim] = stride
+        stride *= max(sizes[dim], 1)
+    return Geometry(sizes, strides, dtype)
+
+
+def in_format(sizes: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format) -> Geometry:
+    """Return the geometry of a new tensor in a memory format."""
+    return contiguous(sizes, dtype, CHANNELS_LAST.get(memory_format))
+
+
+def broadcast(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Follow `infer_size()`: the sizes that both broadcast to."""
+    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+    offset = len(longer) - len(shorter)
+    return [
+        size if i < offset or shorter[i - offset] == 1 else shorter[i - offset] if size == 1 else size
+        for i, size in enumerate(longer)
+    ]
+
+
+def iteration_order(sizes: Sequence[int], operands: Sequence[Sequence[int]], num_outputs: int = 0) -> list[int]:
+    """Follow `TensorIteratorBase::reorder_dimensions()`: return the dimensions, innermost first.
+
+    Args:
+        sizes: The sizes of the iteration.
+        operands: The strides of each operand.
+        num_outputs: How many of the operands, at the beginning, are outputs of a reduction.
+    """
+
+    def compare(first: int, second: int) -> int:
+        for number, strides in enumerate(operands):
+            a, b = strides[first], strides[second]
+            if number < num_outputs and (a == 0) != (b == 0):
+                return 1 if b == 0 else -1
+            if a == 0 or b == 0:
+                continue
+            if a != b:
+                return 1 if a > b else -1
+            if sizes[first] > sizes[second]:
+                return 1
+        return 0
+
+    order = list(range(len(sizes) - 1, -1, -1))
+    for i in range(1, len(order)):  # an insertion sort, because the comparison can be undecided
+        moved = i
+        for other in range(i - 1, -1, -1):
+            decision = compare(order[other], order[moved])
+            if decision > 0:
+                order[other], order[moved] = order[moved], order[other]
+                moved = other
+            elif decision < 0:
+                break
+    return order
+
+
+def is_reduced(dtype: torch.dtype) -> bool:
+    """Follow `isReducedFloatingType()`: half precision and less."""
+    return dtype.is_floating_point and dtype.itemsize <= 2
+
+
+def divide_up(a: int, b: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-a // b)
+
+
+def count_bits(largest: int) -> int:
+    """Follow `get_num_bits()`: return the number of bits of numbers up to `largest`."""
+    return max(largest.bit_length(), 1)
+
+
+def last_power(n: int) -> int:
+    """Return the largest power of two up to `n`, and 1 for 0."""
+    return 1 << max(n.bit_length() - 1, 0)
+
+
+# ---- The vocabulary of the rules: a kernel is a list of allocations and frees
+
 
 Step: TypeAlias = tuple[int, int, int]
 """A `KernelStep` of csrc/extensions/memory/memory_counter.h: its kind, its bytes, and the number of its block."""

@@ -1,1 +1,0 @@
-"""Descriptions of GPUs and of runs, which commands use without importing PyTorch."""
