@@ -26,14 +26,12 @@ the construction: loading a distributed checkpoint calls an optimizer once to cr
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import nn
@@ -45,10 +43,9 @@ from torch.utils.weak import TensorWeakRef
 from ..fake.cuda.streams import is_put_off
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
-from .collectives import Place
 from .current import while_world_is_open
 
-__all__ = ["PATIENCE", "ModuleNames", "Passes", "Round", "Rounds", "Steps", "is_in_backward", "place_here"]
+__all__ = ["PATIENCE", "Passes", "Round", "Rounds", "Steps", "is_in_backward"]
 
 
 # ---- Detect the beginnings of forward and backward passes
@@ -361,55 +358,3 @@ def _init(original: Function, /, self: Optimizer, *args: Any, **kwargs: Any) -> 
     original(self, *args, **kwargs)
     for listener in list(_optimizer_listeners):
         listener(self)
-
-
-# ---- The current place of a program: the running module, and forward, backward or the optimizer's step
-#
-# It is read from the frames of the thread, so modules need no hooks.
-
-
-# Enough frames for nested modules; walking further is slow and rarely finds more.
-DEEPEST = 200
-
-
-class ModuleNames:
-    """The names of modules in the models that contain them."""
-
-    def __init__(self) -> None:
-        self._names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-
-    def of(self, module: nn.Module, outermost: nn.Module | None) -> str:
-        """Return the name of `module` in `outermost`, or its class if it is the model itself."""
-        if module not in self._names and outermost is not None:
-            for name, child in outermost.named_modules():
-                self._names.setdefault(child, name)
-        return self._names.get(module, "") or type(module).__name__
-
-
-def place_here(names: ModuleNames) -> Place:
-    """Return the current place of this thread."""
-    in_backward = torch._C._current_graph_task_id() != -1
-    innermost: nn.Module | None = None
-    outermost: nn.Module | None = None
-    label, is_stepping = "", False
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(DEEPEST):
-        if frame is None:
-            break
-        owner = frame.f_locals.get("self") if frame.f_code.co_argcount else None
-        if isinstance(owner, nn.Module):
-            innermost, outermost = owner if innermost is None else innermost, owner
-        elif isinstance(owner, torch.optim.Optimizer):
-            is_stepping = True
-        elif not label and owner is not None:
-            label = _name_in_fsdp(owner)
-        frame = frame.f_back
-    module = label or ("" if innermost is None else names.of(innermost, outermost))
-    phase = "backward" if in_backward else "optimizer" if is_stepping else "forward" if innermost is not None else ""
-    return Place(module, phase)
-
-
-def _name_in_fsdp(owner: object) -> str:
-    """Return the name of the module whose parameters FSDP groups (`FSDPParamGroup`), or ""."""
-    name = vars(owner).get("_module_fqn") if hasattr(owner, "__dict__") else None
-    return name if isinstance(name, str) else ""

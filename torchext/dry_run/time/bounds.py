@@ -39,7 +39,7 @@ from ...reports.model import BoundingOperator, TimeBound
 from ..collectives import Collective, Place
 from ..current import Job, current
 from ..engines import IGNORED, is_in_compiled_code
-from ..steps import ModuleNames, place_here
+from ..recorder import ModuleNames, place_here
 from .work import Crossing, certain_flops, crossing_of, gpu_of, rate_of, traffic_of
 
 __all__ = ["Event", "Finish", "Issue", "Recording", "Run", "Wait", "bound_time", "least_time", "why_unbounded"]
