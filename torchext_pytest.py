@@ -43,7 +43,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 @pytest.fixture
 def assert_fits() -> Callable[..., Fit]:
-    """Return `assert_fits(program, gpu="H100-80GB", *, headroom=0, values="raise")`.
+    """Return `assert_fits(program, gpu="H100-80GB", *, headroom=0, values="assume")`.
 
     It fails the test unless `program` fits on the fake GPU and leaves `headroom`, in bytes or as a text such as "2GiB".
     It returns the `torchext.memory.Fit`. The other arguments are those of `torchext.memory.fits()`.

@@ -249,8 +249,8 @@ for step in range(1000):
 OWN_TIME = """
 import sys, time
 import torch
-from torchext.descriptions import FakeGPU
-from torchext.reports.model import DEFAULT_VALUES, Goal
+from torchext.descriptions import DEFAULT_VALUES, FakeGPU
+from torchext.reports.model import Goal
 from torchext.dry_run.ranks.running import run_rank
 start = time.process_time()
 run_rank(

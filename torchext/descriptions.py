@@ -12,6 +12,7 @@ from .internals.arguments import check_is_int
 from .internals.text import bytes_of
 
 __all__ = [
+    "DEFAULT_VALUES",
     "ENGINES",
     "INTEGER",
     "KINDS",
@@ -20,7 +21,6 @@ __all__ = [
     "RATES",
     "SHAPE",
     "TRUTH",
-    "UNLIMITED",
     "AssumedValue",
     "FakeGPU",
     "PeakRates",
@@ -166,8 +166,12 @@ RATES = {
 # ---- Descriptions of fake CUDA devices
 
 
-UNLIMITED = 1 << 50  # bytes: more than any device has, to measure the memory that a program needs
+# The devices of `gpu=8`, as in `GpuDescription` (fake_cuda.h): a count does not describe the memory.
+NO_MODEL, NO_MODELS_MEMORY = "torchext fake CUDA device", 80 * 2**30
 MIB = 2**20
+
+# The policy for reads of values that do not exist: `ValuePolicy`.
+DEFAULT_VALUES = "assume,masks=all,routing=balanced"
 MAX_DEVICES = 64  # PyTorch's own limit, `C10_COMPILE_TIME_MAX_GPUS`
 
 
@@ -259,6 +263,7 @@ class FakeGPU:
         multiprocessors: The number of streaming multiprocessors. Default: that of the model; 132 for unknown models.
         context: The memory that a CUDA context and its libraries occupy in each process, which PyTorch cannot
             allocate, in bytes or as a text. It depends on the driver. Default: 0.
+        has_limit: Whether the memory can run out. If not, `memory` is only what the device reports.
         rates: The highest rates of operations, memory and communication. Default: those of the model; None for unknown
             models.
 
@@ -277,6 +282,7 @@ class FakeGPU:
     capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
     context: _Size = _Size()
+    has_limit: bool = True
     max_threads_per_multiprocessor: int = field(default=0, repr=False)
     shared_memory_per_block_optin: int = field(default=0, repr=False)
     l2_cache: int = field(default=0, repr=False)
@@ -343,12 +349,11 @@ def _unknown(name: str) -> str:
     )
 
 
-def as_fake_gpu(gpu: str | int | FakeGPU | None, model: str = "H100-80GB") -> FakeGPU | None:
+def as_fake_gpu(gpu: str | int | FakeGPU | None) -> FakeGPU | None:
     """Return the description for an argument `gpu`, or None for None, False and 0: no GPU.
 
     Args:
-        gpu: A description, the name of a model, or a number of devices (True is one).
-        model: The model of the devices if only their number is given.
+        gpu: A description, the name of a model, or a number of devices without a memory limit (True is one).
 
     Raises:
         TypeError: `gpu` is of another type.
@@ -362,7 +367,7 @@ def as_fake_gpu(gpu: str | int | FakeGPU | None, model: str = "H100-80GB") -> Fa
         raise TypeError(
             f"`gpu`: expected the name of a model, a number of devices, or a FakeGPU, got {type(gpu).__name__} {gpu!r}."
         )
-    return FakeGPU(model, count=int(gpu)) if gpu else None
+    return FakeGPU(NO_MODEL, count=int(gpu), memory=NO_MODELS_MEMORY, has_limit=False) if gpu else None
 
 
 # ---- Meshes and the engines that shard models on them, by the names that commands take

@@ -410,3 +410,15 @@ def test_recipe_compares_two_commits(tmp_path: Path) -> None:
     )
     assert load_report(out / "head.json").exit_code == 5
     assert {path.name for path in out.iterdir()} == {"base.json", "head.json", "comment.markdown"}
+
+
+def test_reports_of_earlier_versions_load() -> None:
+    """They have the times of the machine in place, and may have no timeline."""
+    old = report(rank(device(4, {})), rank(device(4, {}), number=1, timeline={"points": [[0, 4, 4]], "seconds": [0.5]}))
+    content = old.to_dict()
+    assert content["measured"] == [{"seconds": 1.0, "timeline": []}, {"seconds": 1.0, "timeline": [0.5]}]
+    assert all("seconds" not in rank for rank in content["ranks"])
+    assert "seconds" not in content["ranks"][1]["timeline"]
+    again = Report(json.loads(json.dumps(content)))
+    assert str(again) == str(old)
+    assert again.to_dict() == content

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchext.dry_run import World, world
+from torchext.dry_run import LinePolicy, ValuePolicy, World, world
 
 transformers = pytest.importorskip("transformers", reason="the programs are of transformers")
 
@@ -99,3 +99,43 @@ def test_ranks_get_the_tokens_that_the_policy_for_routing_sends(routing: str, sh
         tokens = torch.empty(int(received.sum()), 16, device="cuda")
         assert tokens.shape[0] == 2 * sum(share[4:])
     assert {site.policy for site in job.values} == {f"routing={routing}"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (ValuePolicy(), "assume,masks=all,routing=balanced"),
+        (ValuePolicy("zero"), "zero,masks=none,routing=balanced"),
+        (ValuePolicy("zero", masks="half", routing="worst"), "zero,masks=half,routing=worst"),
+        (ValuePolicy("raise"), "raise"),
+        (
+            ValuePolicy(lines=(LinePolicy("train.py", 7, ValuePolicy(masks="half")),)),
+            "assume,masks=all,routing=balanced,train.py:7=assume,train.py:7=masks=half,train.py:7=routing=balanced",
+        ),
+    ],
+)
+def test_policies_and_their_texts_are_equivalent(policy: ValuePolicy, text: str) -> None:
+    assert str(policy) == text
+    assert ValuePolicy.parse(text) == policy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"answer": "guess"}, "`answer`: expected assume or zero or raise, got 'guess'"),
+        ({"masks": "most"}, "`masks`: expected all or half or none, got 'most'"),
+        ({"routing": "best"}, "routing=best"),
+    ],
+)
+def test_policies_check_their_arguments(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ValuePolicy(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="number of a source line, which is at least 1, got 0"):
+        LinePolicy("train.py", 0, ValuePolicy())
+
+
+def test_world_takes_a_policy() -> None:
+    with world(2, gpu="L4", values=ValuePolicy(masks="half")) as job:
+        mask = torch.rand(8, device="cuda") > 0.5
+        assert mask.nonzero().shape[0] == 4
+    assert {site.policy for site in job.values} == {"masks=half"}

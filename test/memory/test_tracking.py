@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 from torchext import _C, TorchextDeprecationWarning, TorchextWarning
 from torchext.dry_run import world
-from torchext.fake import FakeGPU, fake_mode
+from torchext.fake import DataDependentError, FakeGPU, fake_mode
 from torchext.internals.patching import TORCH_RELEASE
-from torchext.memory import Category, MaxBatch, Phase, TrackedMemory, fits, max_batch, track_memory
+from torchext.memory import Category, MaxBatch, Phase, TrackedMemory, ValuePolicy, advise, fits, max_batch, track_memory
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -607,7 +607,7 @@ class TestFits:
         assert [warning.filename for warning in seen] == [__file__]
 
     def test_the_highest_peak_of_several_gpus_counts(self) -> None:
-        fit = fits(lambda: [torch.ones(MIB, device="cuda:0"), torch.ones(32 * MIB, device="cuda:1")], 2)
+        fit = fits(lambda: [torch.ones(MIB, device="cuda:0"), torch.ones(32 * MIB, device="cuda:1")], FakeGPU("H100", 2))
         assert (fit.peak_reserved, fit.peak_allocated) == (128 * MIB, 128 * MIB)
 
     def test_memory_of_a_program_without_allocations_can_be_printed(self) -> None:
@@ -646,10 +646,51 @@ class TestFits:
             fits(lambda: None, "H1000")
 
     def test_gpu_is_a_name_a_count_or_a_description(self) -> None:
-        capacities = {fits(lambda: trainer()(), gpu=gpu).capacity for gpu in ("H100", 1, FakeGPU("H100-80GB"))}
+        capacities = {fits(lambda: trainer()(), gpu=gpu).capacity for gpu in ("H100", FakeGPU("H100-80GB"))}
         assert capacities == {FakeGPU("H100-80GB").memory}
         with pytest.raises(ValueError, match="`gpu`: expected a GPU, got 0"):
             fits(lambda: None, gpu=0)
+
+    def test_number_of_gpus_means_no_limit_and_warns(self) -> None:
+        with pytest.warns(TorchextWarning, match=r"fits\(\): 2 has no memory limit, so every program fits.*H100-80GB"):
+            fit = fits(lambda: torch.empty(1 << 42, device="cuda:1"), 2)
+        assert fit
+        assert (fit.capacity, fit.headroom, fit.to_dict()["capacity"]) == (None, None, None)
+        assert "16.00 TiB allocated at the peak, no limit on torchext fake CUDA device" in repr(fit)
+        assert "no limit" in fit._repr_html_()
+        with pytest.raises(ValueError, match="`gpu`: expected a GPU with a memory limit, got 8. Pass the name"):
+            max_batch(lambda batch: lambda: None, 8)
+        with pytest.raises(ValueError, match="`gpu`: expected a GPU with a memory limit, got 8. Pass the name"):
+            advise(lambda: lambda: None, 8)
+
+    @pytest.mark.parametrize("gpu", [2, FakeGPU("torchext fake CUDA device", 2, "80GiB", has_limit=False)])
+    def test_number_of_gpus_means_the_same_everywhere(self, gpu: int | FakeGPU) -> None:
+        def seen() -> tuple[object, ...]:
+            torch.empty(1 << 38, device="cuda")
+            properties = torch.cuda.get_device_properties(0)
+            return torch.cuda.device_count(), properties.name, properties.total_memory, torch.cuda.mem_get_info()[1]
+
+        with fake_mode(gpu=2):
+            expected = seen()
+        with fake_mode(gpu=gpu):
+            assert seen() == expected
+        with world(2, gpu=gpu) as job:
+            assert seen() == expected
+        assert "2 x torchext fake CUDA device (no memory limit)" in repr(job)
+
+    def test_values_are_assumed_by_default_and_shown(self) -> None:
+        def program() -> None:
+            if torch.ones(4, device="cuda").mul(torch.rand(4, device="cuda")).sum().item() > 1:
+                torch.empty(8, device="cuda")
+
+        fit = fits(program, "L4")
+        assert len(fit.assumed) == 1
+        assert repr(fit).endswith("on NVIDIA L4; values were assumed at 1 place)")
+        for policy in ("raise", ValuePolicy("raise")):
+            with pytest.raises(DataDependentError):
+                fits(program, "L4", values=policy)
+        with pytest.raises(TypeError, match="`values`: expected a policy such as 'raise' or 'assume', got 1"):
+            fits(program, "L4", values=1)  # type: ignore[arg-type]
 
     def test_results_describe_themselves(self) -> None:
         fit = fits(lambda: trainer()(), "L4")

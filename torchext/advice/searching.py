@@ -14,7 +14,8 @@ from itertools import groupby
 from numbers import Real
 from typing import Any
 
-from ..descriptions import FakeGPU
+from ..descriptions import DEFAULT_VALUES, FakeGPU
+from ..fake.values import ValuePolicy
 from ..internals.arguments import check_is_int
 from ..internals.text import bytes_of
 from ..memory.fitting import check_types, measure, one_gpu
@@ -289,7 +290,7 @@ def advise(
     allow_numerics: bool = False,
     seconds: float | None = 60.0,
     runs: int | None = None,
-    values: str = "raise",
+    values: str | ValuePolicy = DEFAULT_VALUES,
 ) -> Advice:
     """Find changes of a training step that lower its peak memory, by simulating the step with them.
 
@@ -337,7 +338,7 @@ def advise(
         'checkpoint 1 of 6 blocks'
     """
     check_types("advise", "a function that returns a step", make_step, values)
-    device = one_gpu(gpu)
+    device = one_gpu(gpu, must_have_limit=target is None)
     kinds = _checked_kinds(remedies)
     for kind, argument, is_given in (
         (HalfPrecision.kind, "allow_numerics=True", allow_numerics),
@@ -354,8 +355,10 @@ def advise(
         raise TypeError(f"`seconds`: expected a number or None, got {seconds!r}.")
     if seconds is not None and not seconds >= 0:  # NaN also
         raise ValueError(f"`seconds`: expected at least 0, got {seconds!r}.")
-    limit = device.memory - device.context
-    limit = limit if target is None else min(bytes_of(target, "target"), limit)
+    limits_of_memory = [device.memory - device.context] if device.has_limit else []
+    if target is not None:
+        limits_of_memory.append(bytes_of(target, "target"))
+    limit = min(limits_of_memory)
     limits = Limits(seconds, runs)
     simulation = _Simulation(make_step, device, batch, steps, values)
     baseline = simulation.run((), is_baseline=True)
@@ -380,7 +383,9 @@ class _Simulation:
         findings: The properties of the unchanged program, after its run.
     """
 
-    def __init__(self, make_step: Callable[..., Any], gpu: FakeGPU, batch: int | None, steps: int, values: str) -> None:
+    def __init__(
+        self, make_step: Callable[..., Any], gpu: FakeGPU, batch: int | None, steps: int, values: str | ValuePolicy
+    ) -> None:
         self._make_step = make_step
         self._gpu = gpu
         self._batch = batch

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..descriptions import FakeGPU, PeakRates, as_fake_gpu
+from ..descriptions import DEFAULT_VALUES, FakeGPU, PeakRates, as_fake_gpu
 from ..dry_run.files import FILES, Overlay
 from ..dry_run.files.guard import can_guard
 from ..dry_run.ranks.launch_lines import Launch, launcher_of, without_python
@@ -22,7 +22,7 @@ from ..dry_run.ranks.processes import RankProcesses, child_command, environment_
 from ..internals import terminal
 from ..internals.text import bytes_of
 from ..reports.comparison import compare
-from ..reports.model import DEFAULT_VALUES, FORWARD, STEP, USES_NO_GPU, Goal, RankReport, json_report
+from ..reports.model import FORWARD, STEP, USES_NO_GPU, Goal, RankReport, json_report, with_times_apart
 from ..reports.text import Report, fits, html_report, text_report
 from .flags import GREW, add_advice_flags, add_comparison_flags, print_comparison, require_comparable
 
@@ -264,7 +264,7 @@ class _Run:
             if advice is not None:
                 print(advice, file=out, flush=True)
             content["advice"] = None if advice is None else advice.to_dict()
-        terminal.write_json(options.json, "dry-run", content)
+        terminal.write_json(options.json, "dry-run", with_times_apart(content))
         return int(content["exit_code"])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..internals.imports import names_from
 
 if TYPE_CHECKING:
+    from ..fake.values import LinePolicy, ValuePolicy
     from ..reports.comparison import Comparison, DeviceComparison, Difference, Limit, RankComparison, compare
     from ..reports.model import BoundingOperator, TimeBound
     from ..reports.text import Report, load_report
@@ -23,10 +24,12 @@ __all__ = [
     "Difference",
     "GroupSummary",
     "Limit",
+    "LinePolicy",
     "Place",
     "RankComparison",
     "Report",
     "TimeBound",
+    "ValuePolicy",
     "World",
     "bound_time",
     "compare",
@@ -37,7 +40,7 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     *("collectives", ".reports.comparison", ".reports.model", ".reports.text"),
-    *("time.bounds", "simulated_world"),  # these import PyTorch
+    *("time.bounds", "simulated_world", ".fake.values"),  # these import PyTorch
 )
 
 

@@ -15,13 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import Self
 
 from .. import _C
-from ..descriptions import AssumedValue, FakeGPU, as_fake_gpu
+from ..descriptions import DEFAULT_VALUES, AssumedValue, FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
-from ..fake.values import AssumedValues, assuming_values
+from ..fake.values import AssumedValues, ValuePolicy, assuming_values
 from ..internals.arguments import RenamedAttribute, check_is_int, renamed_keywords
 from ..internals.calls import Block
-from ..reports.model import DEFAULT_VALUES
 from . import ddp_reducer, engines, placeholders, process_groups, saving  # noqa: F401  (declare replacements)
 from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declares replacements)
 from .adapters.triton import triton_in_a_world
@@ -60,7 +59,7 @@ class World:
         backend: str | None,
         trace: bool,
         set_device: bool,
-        values: str,
+        values: str | ValuePolicy,
         is_launched: bool,
     ) -> None:
         self.size = size
@@ -125,6 +124,8 @@ class World:
 
     def __repr__(self) -> str:
         gpu = "no GPUs" if self.gpu is None else f"{self.gpu.count} x {self.gpu.name}"
+        if self.gpu is not None and not self.gpu.has_limit:
+            gpu += " (no memory limit)"
         counts = f"collectives: {len(self.collectives)}, assumed values: {sum(v.count for v in self.values)}"
         return f"<World: rank {self.rank} of {self.size}, {gpu}, {counts}>"
 
@@ -205,7 +206,7 @@ def world(
     backend: str | None = "default",
     trace: bool = False,
     set_device: bool = True,
-    values: str = DEFAULT_VALUES,
+    values: str | ValuePolicy = DEFAULT_VALUES,
     is_launched: bool = True,
 ) -> World:
     """Return a block in which this process is a rank of a distributed job, on fake GPUs.
@@ -222,8 +223,8 @@ def world(
     Args:
         size: The number of ranks of the job.
         rank: The rank of this process.
-        gpu: The GPUs: the name of a model, a `FakeGPU`, or a count of H100-80GB; None for a job on CPUs. If the job has
-            several ranks, `per_node` replaces the count.
+        gpu: The GPUs: the name of a model, a `FakeGPU`, or a number of devices, which have no memory limit; None for a
+            job on CPUs. If the job has several ranks, `per_node` replaces the count.
         per_node: The number of ranks and GPUs of a machine.
         backend: The backend of the default process group. Default: `cpu:gloo,cuda:nccl`, or `gloo` without GPUs.
             `init_process_group()` in the block replaces this group. With None the block has no default group until the
@@ -231,7 +232,8 @@ def world(
         trace: Whether to record the source lines of collectives, which is slower.
         set_device: Whether the GPU of this rank is the current device. A real process begins with device 0.
         values: How to answer reads of values that do not exist: `raise` an error, or `assume` values, which are listed
-            in `World.values`. Policies for masks and routing may follow, as in `assume,masks=half,routing=same`:
+            in `World.values`. Policies for masks and routing may follow, as in `assume,masks=half,routing=same`. A
+            `ValuePolicy`, or its text:
             docs/how_to/dry_runs.md, "Choose values that do not exist".
         is_launched: Whether to set the environment variables of torchrun. Without them programs train alone, or start
             processes themselves.

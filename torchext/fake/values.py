@@ -17,7 +17,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from .. import _C
-from ..descriptions import INTEGER, NUMBER, OTHER, SHAPE, TRUTH, AssumedValue
+from ..descriptions import DEFAULT_VALUES, INTEGER, NUMBER, OTHER, SHAPE, TRUTH, AssumedValue
 from ..errors import DataDependentError
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.leases import Lease
@@ -278,12 +278,12 @@ while_values_are_assumed = Lease("a dry run answers reads of values that do not 
 
 
 @contextmanager
-def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
+def assuming_values(policy: str | ValuePolicy = DEFAULT_VALUES) -> Iterator[AssumedValues]:
     """Let programs read values of fakes in the block, on all threads.
 
     Args:
-        policy: `assume`, `zero`, or `raise`: reading unknown values raises an error, as it does outside of the block.
-            Policies for masks, for routing and for single lines may follow, as in
+        policy: A policy, or its text: `assume`, `zero`, or `raise`: reading unknown values raises an error, as it does
+            outside of the block. Policies for masks, for routing and for single lines may follow, as in
             `assume,masks=half,routing=worst,train.py:120=balanced`: docs/how_to/dry_runs.md, "Choose values that do not
             exist".
 
@@ -293,7 +293,7 @@ def assuming_values(policy: str = "assume") -> Iterator[AssumedValues]:
     Raises:
         ValueError: `policy` is not a valid policy.
     """
-    parsed = ValuePolicy.parse(policy)
+    parsed = ValuePolicy.parse(policy) if isinstance(policy, str) else policy
     values = AssumedValues(parsed)
     if parsed.answer == "raise":
         yield values
@@ -368,17 +368,29 @@ LINE = re.compile(r"(?P<file>[^=]+):(?P<line>\d+)=(?P<part>.+)", re.DOTALL)
 class LinePolicy:
     """The policy for what one source line does, including the functions that it calls.
 
-    Attributes:
+    Args:
         file: The end of the path of the file.
-        line: The number of the line.
+        line: The number of the line, at least 1.
         policy: The policy.
-        text: The policy as it was written.
+        text: The text of the policy in reports. Default: derived from the others.
+
+    Raises:
+        ValueError: `line` is less than 1.
     """
 
     file: str
     line: int
     policy: ValuePolicy
-    text: str
+    text: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.line < 1:
+            raise ValueError(
+                f"Expected the number of a source line, which is at least 1, got {self.text or self.line!r}."
+            )
+        if not self.text:
+            parts = str(self.policy).split(",")
+            object.__setattr__(self, "text", ",".join(f"{self.file}:{self.line}={part}" for part in parts))
 
     def matches(self, frame: FrameType) -> bool:
         """Return true if `frame` executes this line."""
@@ -387,20 +399,43 @@ class LinePolicy:
 
 @dataclass(frozen=True)
 class ValuePolicy:
-    """How to answer reads of unknown values.
+    """How to answer reads of unknown values. `str()` returns its text, as arguments `values=` and `--values` take it.
 
-    Attributes:
-        answer: `assume`; `zero`, with which unknown numbers are 0 and masks select nothing; or `raise`, with which
-            reading such a value raises an error.
-        masks: The elements of masks that are true, a key of `MASKS`.
-        routing: The positions that are chosen: `make_routing()`.
+    Args:
+        answer: `assume`; `zero`, with which unknown numbers are 0; or `raise`, with which reading such a value raises
+            an error.
+        masks: The elements of masks that are true: `all`, `half` or `none`. Default: `none` with `zero`, else `all`.
+        routing: The positions that are chosen: `balanced`, `same`, `worst` or `histogram:FILE`.
         lines: The policies for single lines.
+
+    Raises:
+        ValueError: An argument has another value.
+
+    Example:
+        >>> str(ValuePolicy(masks="half", lines=(LinePolicy("train.py", 120, ValuePolicy(routing="worst")),)))
+        'assume,masks=half,routing=balanced,train.py:120=assume,train.py:120=masks=all,train.py:120=routing=worst'
     """
 
     answer: str = "assume"
-    masks: str = "all"
+    masks: str = ""
     routing: str = "balanced"
     lines: tuple[LinePolicy, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.masks:
+            object.__setattr__(self, "masks", "none" if self.answer == "zero" else "all")
+        for name, known in (("answer", ANSWERS), ("masks", MASKS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"`{name}`: expected {' or '.join(known)}, got {getattr(self, name)!r}.")
+        _check_routing(self.routing, f"routing={self.routing}")
+        object.__setattr__(self, "lines", tuple(self.lines))
+
+    def __str__(self) -> str:
+        if self.answer == "raise":
+            return self.answer
+        return ",".join(
+            [self.answer, f"masks={self.masks}", f"routing={self.routing}", *(line.text for line in self.lines)]
+        )
 
     @classmethod
     def parse(cls, text: str) -> ValuePolicy:
@@ -438,13 +473,11 @@ class ValuePolicy:
         return None
 
     def _with(self, changes: dict[str, Any]) -> ValuePolicy:
-        masks = {"zero": {"masks": "none"}, "assume": {"masks": "all"}}.get(changes.get("answer", ""), {})
+        masks = {"masks": ""} if changes.get("answer") in ("zero", "assume") else {}
         return replace(self, **{**masks, **changes})
 
     def _of_line(self, file: str, line: int, found: list[re.Match[str]]) -> LinePolicy:
         text = ",".join(match[0] for match in found)
-        if line == 0:
-            raise ValueError(f"Expected the number of a source line, which is at least 1, got {text!r}.")
         return LinePolicy(file, line, self._with(_merged([match["part"] for match in found], text)), text)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..advice.remedies import Block, Numerics, Remedy
     from ..advice.searching import advise
     from ..descriptions import AssumedValue
+    from ..fake.values import LinePolicy, ValuePolicy
     from .fitting import Fit, MaxBatch, fits, max_batch
     from .timeline import PINNED, Allocation, Category, MemoryState, Phase
     from .tracking import TrackedMemory, track_memory
@@ -23,6 +24,7 @@ __all__ = [
     "Block",
     "Category",
     "Fit",
+    "LinePolicy",
     "MaxBatch",
     "MemoryState",
     "Numerics",
@@ -30,6 +32,7 @@ __all__ = [
     "Phase",
     "Remedy",
     "TrackedMemory",
+    "ValuePolicy",
     "advise",
     "fits",
     "max_batch",
@@ -39,6 +42,7 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     *("timeline", ".descriptions", ".advice.advice", ".advice.searching", ".advice.remedies", "fitting", "tracking"),
+    ".fake.values",
 )
 
 

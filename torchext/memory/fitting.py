@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
-from ..descriptions import AssumedValue, as_fake_gpu
+from ..descriptions import DEFAULT_VALUES, AssumedValue, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
-from ..fake.values import assuming_values
+from ..fake.values import ValuePolicy, assuming_values
 from ..internals.arguments import RenamedAttribute, renamed_keywords
 from ..internals.text import Column, Table, plain
 from .plots import in_units
@@ -23,6 +23,8 @@ from .tracking import TrackedMemory, track_memory
 __all__ = ["Fit", "MaxBatch", "check_types", "fits", "max_batch", "measure", "one_gpu"]
 
 T = TypeVar("T")
+
+NAME_A_MODEL = 'Pass the name of a model, such as gpu="H100-80GB", or FakeGPU(name, count=...) for several devices.'
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,7 @@ class Fit:
         fits: Whether it ran to its end.
         peak_reserved: The peak of the bytes reserved on the GPU; if it did not fit, until then. Of several GPUs, the
             highest; 0 if nothing was allocated on a GPU.
-        capacity: The bytes that a program can allocate there.
+        capacity: The bytes that a program can allocate there; None without a limit.
         memory: The tracked memory.
         error: The error of the GPU, if it did not fit.
         assumed: The reads of values that do not exist, and the values that the program got instead.
@@ -42,7 +44,7 @@ class Fit:
 
     fits: bool
     peak_reserved: int
-    capacity: int
+    capacity: int | None
     memory: TrackedMemory
     error: torch.OutOfMemoryError | None = None
     assumed: list[AssumedValue] = field(default_factory=list)
@@ -56,9 +58,9 @@ class Fit:
         return max((self.memory.peak_allocated(gpu).allocated for gpu in _gpus(self.memory)), default=0)
 
     @property
-    def headroom(self) -> int:
-        """`capacity - peak_reserved`, in bytes. If it did not fit, the request that failed (`error`) is not counted."""
-        return self.capacity - self.peak_reserved
+    def headroom(self) -> int | None:
+        """`capacity - peak_reserved` in bytes, or None without a limit. The request that failed does not count."""
+        return None if self.capacity is None else self.capacity - self.peak_reserved
 
     def __bool__(self) -> bool:
         return self.fits
@@ -70,11 +72,21 @@ class Fit:
         answer = "fits" if self.fits else "does not fit"
         return (
             f"Fit({answer}: {in_units(self.peak_reserved)} reserved and {in_units(self.peak_allocated)} allocated at "
-            f"the peak, of {in_units(self.capacity)}{f' on {self.gpu}' if self.gpu else ''})"
+            f"the peak, {self._limit}{f' on {self.gpu}' if self.gpu else ''}{self._assumptions})"
         )
 
+    @property
+    def _limit(self) -> str:
+        return "no limit" if self.capacity is None else f"of {in_units(self.capacity)}"
+
+    @property
+    def _assumptions(self) -> str:
+        places = len(self.assumed)
+        return f"; values were assumed at {places} place{'s' if places > 1 else ''}" if places else ""
+
     def _repr_html_(self) -> str:
-        rows = [(name, in_units(getattr(self, name))) for name in ("peak_reserved", "peak_allocated", "capacity")]
+        rows = [(name, in_units(getattr(self, name))) for name in ("peak_reserved", "peak_allocated")]
+        rows.append(("capacity", "no limit" if self.capacity is None else in_units(self.capacity)))
         return Table([Column("fits"), Column("yes" if self.fits else "no", is_number=True)], rows)._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,21 +130,22 @@ def fits(
     gpu: str | int | FakeGPU = "H100-80GB",
     *,
     trace: bool = False,
-    values: str = "raise",
+    values: str | ValuePolicy = DEFAULT_VALUES,
 ) -> Fit:
     """Run `program` on a fake GPU and return whether it fits there.
 
     Args:
         program: Builds the model and the optimizer on "cuda", and runs at least two steps: the first one allocates the
             state of the optimizer. It is called inside `fake_mode(gpu=gpu)`, so no GPU is needed.
-        gpu: The name of a model, a description, or a number of devices, which are of the model H100-80GB.
+        gpu: The name of a model, a description, or a number of devices, which have no memory limit.
         trace: As for `track_memory()`.
         values: How to answer reads of values that do not exist: `raise` an error, or `assume` some, which are listed in
-            `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`:
+            `Fit.assumed`. Policies for masks and for routing may follow, as in `assume,masks=half,routing=same`. A
+            `ValuePolicy`, or its text:
             docs/how_to/dry_runs.md, "Choose values that do not exist".
 
     Warns:
-        TorchextWarning: The program fits, but has allocated no memory on the GPU.
+        TorchextWarning: The program fits, but has allocated no memory on the GPU, or the GPU has no limit.
 
     Raises:
         RuntimeError: This machine has CUDA devices. Hide them (`CUDA_VISIBLE_DEVICES=`).
@@ -146,6 +159,12 @@ def fits(
     """
     check_types("fits", "a function that runs the program", program, values)
     fit = measure(program, one_gpu(gpu), trace=trace, values=values)
+    if fit.capacity is None:
+        warnings.warn(
+            f"fits(): {gpu!r} has no memory limit, so every program fits. {NAME_A_MODEL}",
+            TorchextWarning,
+            stacklevel=3,  # of the caller of the decorated function
+        )
     if fit and not fit.peak_reserved:
         _warn_of_empty_gpu("fits", fit.gpu)
     return fit
@@ -165,7 +184,7 @@ def measure(
     gpu: FakeGPU,
     *,
     trace: bool = False,
-    values: str = "raise",
+    values: str | ValuePolicy = DEFAULT_VALUES,
     afterwards: Callable[[T], object] = lambda result: None,
 ) -> Fit:
     """Run `program` on a fake GPU, as `fits()` does.
@@ -190,7 +209,8 @@ def measure(
         if error is None:
             afterwards(result)
     peak = max((memory.peak_reserved(gpu).reserved for gpu in _gpus(memory)), default=0)
-    return Fit(error is None, peak, gpu.memory - gpu.context, memory, error, assumed.sites, gpu.name)
+    capacity = gpu.memory - gpu.context if gpu.has_limit else None
+    return Fit(error is None, peak, capacity, memory, error, assumed.sites, gpu.name)
 
 
 def _gpus(memory: TrackedMemory) -> list[torch.device]:
@@ -198,22 +218,24 @@ def _gpus(memory: TrackedMemory) -> list[torch.device]:
 
 
 def check_types(function: str, expected: str, program: object, values: object) -> None:
-    """Raise TypeError if `program` is not callable, or `values` is not a string."""
+    """Raise TypeError if `program` is not callable, or `values` is not a policy."""
     if not callable(program):
         raise TypeError(f"{function}() expected {expected}, got {type(program).__name__}.")
-    if not isinstance(values, str):
+    if not isinstance(values, str | ValuePolicy):
         raise TypeError(f"`values`: expected a policy such as 'raise' or 'assume', got {values!r}.")
 
 
-def one_gpu(gpu: str | int | FakeGPU) -> FakeGPU:
+def one_gpu(gpu: str | int | FakeGPU, *, must_have_limit: bool = False) -> FakeGPU:
     """Return the description of a GPU.
 
     Raises:
-        ValueError: `gpu` is none.
+        ValueError: `gpu` is none, or has no memory limit although it must have one.
     """
     described = as_fake_gpu(gpu)
     if described is None:
         raise ValueError(f"`gpu`: expected a GPU, got {gpu!r}.")
+    if must_have_limit and not described.has_limit:
+        raise ValueError(f"`gpu`: expected a GPU with a memory limit, got {gpu!r}. {NAME_A_MODEL}")
     return described
 
 
@@ -225,7 +247,7 @@ def max_batch(
     steps: int = 2,
     multiple_of: int = 1,
     limit: int = 2**20,
-    values: str = "raise",
+    values: str | ValuePolicy = DEFAULT_VALUES,
 ) -> MaxBatch:
     """Find the largest batch with which a step fits on a fake GPU.
 
@@ -247,7 +269,8 @@ def max_batch(
     Raises:
         RuntimeError: As for `fits()`.
         TypeError: `make_step` or its result is not callable, or another argument has the wrong type.
-        ValueError: The model is unknown, a number is not positive, or `limit` is less than `multiple_of`.
+        ValueError: The model is unknown, the GPU has no memory limit, a number is not positive, or `limit` is less than
+            `multiple_of`.
 
     Example:
         >>> max_batch(lambda batch: lambda: torch.empty(batch, 2**28, device="cuda"), "H100")
@@ -258,7 +281,7 @@ def max_batch(
     if limit < multiple_of:
         raise ValueError(f"`limit` ({limit}) was expected to be at least `multiple_of` ({multiple_of}).")
     check_types("max_batch", "a function of a batch size that returns a step", make_step, values)
-    described = one_gpu(gpu)
+    described = one_gpu(gpu, must_have_limit=True)
     assumed: dict[int, list[AssumedValue]] = {}
     peaks: dict[int, int] = {}
 

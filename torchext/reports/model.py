@@ -5,7 +5,7 @@ The process that runs ranks reads it without importing PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..advice.remedies import Findings
 
 __all__ = [
-    "DEFAULT_VALUES",
     "FORWARD",
     "HEADINGS",
     "HOST",
@@ -31,12 +30,13 @@ __all__ = [
     "json_report",
     "operator_rows",
     "sentence",
+    "with_times_apart",
+    "with_times_in_place",
 ]
 
 STEP = "step"
 FORWARD = "forward pass"
 
-DEFAULT_VALUES = "assume,masks=all,routing=balanced"
 """The default policy for reads of values that do not exist, of `world()` and of the command line."""
 
 NOTES = "note-of-process-"
@@ -127,7 +127,7 @@ class RankReport:
 # ---- The JSON report of `torchext dry-run --json`
 #
 # Numbers of bytes and of operations are integers, times are in seconds. Keys may be added without a new `schema`. Two
-# runs of one program differ in the keys `seconds` only, unless the program itself is random.
+# runs of one program differ in the key `measured` only, unless the program itself is random.
 #
 #     schema: the version of this description, 1
 #     command: "dry-run"
@@ -146,7 +146,6 @@ class RankReport:
 #         unit: "step" or "forward pass"
 #         requested, completed: numbers of these; requested is null with --to-end
 #         forward_passes, backward_passes: numbers of passes that began
-#         seconds: the duration, without starting Python
 #         program_exit_code: of the program; 0 if it did not end itself
 #         error, error_summary: the traceback of the program, and its last line; empty without an error
 #         out_of_memory: the message of the device that ran out of memory, or empty. The devices below then show the
@@ -180,8 +179,10 @@ class RankReport:
 #             device, peak_allocated
 #             categories: names and colors
 #             points: a list of event, reserved, bytes of each category
-#             seconds: the time of each point
 #             details: the largest tensors at some events: bytes, category, name, line
+#     measured: times on this machine, for each rank:
+#         seconds: the duration, without starting Python
+#         timeline: the time of each point of the timeline
 #     comparison: with --compare, the differences from another report; see `comparison.py`
 #     advice: with --advise, the runs of the first rank with remedies; null if the program fails without them:
 #         gpu; limit: the bytes that the program may reserve
@@ -209,6 +210,30 @@ def json_report(job: dict[str, Any], gpu: FakeGPU, reports: Sequence[RankReport]
         "gpu": {name: getattr(gpu, name) for name in names},
         "ranks": [report.to_dict() for report in reports],
     }
+
+
+def with_times_apart(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON report with the times of this machine under one key, and no others."""
+    ranks = [dict(rank) for rank in content["ranks"]]
+    measured = []
+    for rank in ranks:
+        timeline = dict(rank.get("timeline", {}))
+        measured.append({"seconds": rank.pop("seconds"), "timeline": timeline.pop("seconds", [])})
+        rank["timeline"] = timeline
+    return {**content, "ranks": ranks, "measured": measured}
+
+
+def with_times_in_place(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `with_times_apart()`. Reports of earlier versions have these times in place."""
+    if "measured" not in content:
+        return dict(content)
+    content = dict(content)
+    ranks = [dict(rank) for rank in content["ranks"]]
+    for rank, measured in zip(ranks, content.pop("measured"), strict=True):
+        rank["seconds"] = measured["seconds"]
+        if rank.get("timeline"):
+            rank["timeline"] = {**rank["timeline"], "seconds": measured["timeline"]}
+    return {**content, "ranks": ranks}
 
 
 # ---- The lower bound of the time of a step as a result that prints, without importing PyTorch

@@ -13,7 +13,15 @@ from typing import Any, TypeAlias
 from ..descriptions import INTEGER, KINDS, SHAPE
 from ..internals import terminal
 from ..memory.plots import in_units, page_of
-from .model import FORWARD, HEADINGS, USES_NO_GPU, operator_rows, sentence
+from .model import (
+    FORWARD,
+    HEADINGS,
+    USES_NO_GPU,
+    operator_rows,
+    sentence,
+    with_times_apart,
+    with_times_in_place,
+)
 
 __all__ = [
     "Report",
@@ -303,7 +311,7 @@ class Report:
         missing = [key for key in NEEDED if key not in content]
         if missing:
             raise ValueError(f"The report has no {' and no '.join(f'`{key}`' for key in missing)}.")
-        object.__setattr__(self, "_content", json.loads(json.dumps(content)))
+        object.__setattr__(self, "_content", with_times_in_place(json.loads(json.dumps(content))))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A report is immutable: cannot set `{name}`.")
@@ -320,7 +328,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the JSON."""
-        return deepcopy(self._content)
+        return with_times_apart(deepcopy(self._content))
 
     def to_html(self) -> str:
         """Return the report of `torchext dry-run --report`: a self-contained HTML document."""

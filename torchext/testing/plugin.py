@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from ..descriptions import DEFAULT_VALUES
 from ..fake import FakeGPU
+from ..fake.values import ValuePolicy
 from ..internals.text import bytes_of, readable
 from ..memory import Fit
 from ..memory.fitting import check_types, measure, one_gpu
@@ -115,19 +117,20 @@ def assert_fits(
     gpu: str | int | FakeGPU = "H100-80GB",
     *,
     headroom: int | str = 0,
-    values: str = "raise",
+    values: str | ValuePolicy = DEFAULT_VALUES,
 ) -> Fit:
     """Raise AssertionError unless `program` fits on a fake GPU with the headroom. See the fixture `assert_fits`."""
     __tracebackhide__ = True  # pytest shows the line of the test
     check_types("assert_fits", "a function that runs the program", program, values)
     spare = bytes_of(headroom, "headroom") if headroom else 0
-    fit = measure(program, one_gpu(gpu), values=values)
+    fit = measure(program, one_gpu(gpu, must_have_limit=True), values=values)
     if not fit.fits:
         raise AssertionError(f"{fit}\n{fit.error}\n\n{fit.memory}")
     if not fit.peak_reserved:
         raise AssertionError(f'The program has allocated no memory on {fit.gpu}. Construct the model on "cuda" in it.')
-    if fit.headroom < spare:
+    headroom = fit.headroom or 0
+    if headroom < spare:
         raise AssertionError(
-            f"{fit}\nA headroom of {readable(spare)} was expected, got {readable(fit.headroom)}.\n\n{fit.memory}"
+            f"{fit}\nA headroom of {readable(spare)} was expected, got {readable(headroom)}.\n\n{fit.memory}"
         )
     return fit

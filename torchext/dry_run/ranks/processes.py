@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from ...descriptions import UNLIMITED, FakeGPU
+from ...descriptions import FakeGPU
 from ...internals import terminal
 from ...reports.model import HOST, NOTES, Goal, RankReport
 from ...reports.text import verdict
@@ -464,7 +464,7 @@ class _Rank:
         report = self._report(self._process.wait())
         if self._did_not_fit is None and report.out_of_memory:
             self._did_not_fit = report
-            self.run(replace(self._job.gpu, memory=UNLIMITED))
+            self.run(replace(self._job.gpu, has_limit=False))
             return
         if self._did_not_fit is not None:
             report = _with_needs(self._did_not_fit, report, self._job.gpu)

@@ -231,12 +231,11 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
 
 
 def _describe(gpu: FakeGPU) -> None:
-    is_limited = True
     _C.describe_fake_gpu(
         (
             gpu.name,
             gpu.memory,
-            is_limited,
+            gpu.has_limit,
             gpu.context,
             *gpu.capability,
             gpu.multiprocessors,
