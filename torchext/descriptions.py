@@ -425,6 +425,3 @@ class AssumedValue:
     kind: str
     policy: str
     count: int
-
-
-# ---- Descriptions of GPUs and of runs, which commands use without importing PyTorch

@@ -1,4 +1,4 @@
-"""Parses the text reports of `python -m torchext.dry_run` for each rank."""
+"""Parses the text reports of `torchext dry-run` for each rank."""
 
 from __future__ import annotations
 

@@ -29,14 +29,12 @@ __all__ = [
     "Numerics",
     "Remedy",
     "blocks_of",
-    "checkpoint_block",
     "is_checkpointed_by_transformers",
     "remedies_for",
-    "snippet_of",
 ]
 
 
-# ---- The repeated blocks of a model
+# ---- The repeated blocks of a model, such as the layers of a transformer
 
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -102,8 +100,8 @@ def _is_of_transformers(module: nn.Module) -> bool:
     return layers is not None and isinstance(module, layers)
 
 
-def checkpoint_block(block: nn.Module) -> None:
-    """Checkpoint the activations of `block`, as `snippet_of()` does."""
+def _checkpoint_block(block: nn.Module) -> None:
+    """Checkpoint the activations of `block`, as `_snippet_of()` does."""
     if _is_of_transformers(block):
         setattr(block, FLAG, True)
         setattr(block, FUNCTION, partial(checkpoint, use_reentrant=False))
@@ -117,7 +115,7 @@ def is_checkpointed_by_transformers(block: nn.Module) -> bool:
     return is_set and torch.is_grad_enabled() and block.training
 
 
-def snippet_of(blocks: Iterable[Block]) -> str:
+def _snippet_of(blocks: Iterable[Block]) -> str:
     """Return the code that checkpoints `blocks` of the module `model`, to run before training."""
     names: dict[tuple[str, str, bool], list[str]] = {}
     for block in blocks:
@@ -145,7 +143,7 @@ def _as_code(names: list[str]) -> str:
     return f"[{', '.join(names)}]"
 
 
-# ---- Remedies: changes of a program that may lower its peak memory, and the code that its author would write
+# ---- Remedies
 
 
 MIB = 2**20
@@ -255,14 +253,14 @@ class Checkpoint(Remedy):
     @property
     def snippet(self) -> str:
         """The change that the author of the program makes."""
-        return snippet_of(self.blocks)
+        return _snippet_of(self.blocks)
 
     def adapt_module(self, root: nn.Module) -> None:
         """Checkpoint the blocks of `root`."""
         paths = {block.path for block in self.blocks if block.root == type(root).__name__}
         for block, module in list(blocks_of(root)) if paths else ():
             if block.path in paths:
-                checkpoint_block(module)
+                _checkpoint_block(module)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Search for combinations of remedies by simulating them.
+"""Advice: the search for combinations of remedies, by simulating them.
 
 Operations of checkpointed blocks add up, but peaks do not: which blocks are recomputed decides when the peak is, and
 fragmentation decides how much is reserved. So each combination is simulated. Blocks of one group (`Block.group`) are
@@ -273,7 +273,7 @@ def _coarse_to_fine(count: int) -> Iterator[int]:
         yield from range(step, count, 2 * step)
 
 
-# ---- Advice about a training step: which changes lower its peak memory, and what they cost
+# ---- Advice about a training step
 
 
 logger = logging.getLogger(__name__)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import wraps
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -164,18 +163,12 @@ def _reset(original: Function, self: Any) -> None:
 @while_marks_live.replaces("torch.export._trace", "_export", "_export_for_training", reason="exports without marks")
 def _export(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     for leaf in pytree.tree_leaves((args, kwargs)):
-        if any(_C.is_amp(tensor) for tensor in _tensors_of(leaf)):
+        if any(map(_C.is_amp, reachable_tensors(leaf, _C.is_amp))):
             raise NotImplementedError(
                 f"torch.export was given AmpTensors, in a {type(leaf).__name__}: an exported program has none. "
                 "Call amp.unwrap(), and enter amp.autocast() in the exported module."
             )
     return original(*args, **kwargs)
-
-
-def _tensors_of(leaf: object) -> Iterable[Tensor]:
-    if isinstance(leaf, nn.Module):
-        return chain(leaf.parameters(), leaf.buffers())
-    return [leaf] if isinstance(leaf, Tensor) else []
 
 
 # ---- Regions in function modes, for non-strict `torch.export`

@@ -31,7 +31,7 @@ from .lone_ranks import Job, Plan, apply_engine, check_engine, initialize_meta, 
 __all__ = ["InitCheck", "MeshCheck", "TensorCheck", "check_init"]
 
 
-# ---- The results of comparing initial weights. They print as a report
+# ---- The results, which print as a report
 #
 # The content of `torchext check-init --json`, besides the header that all commands write:
 #
@@ -154,7 +154,7 @@ def _ranges(ranks: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-# ---- Compares the initial weights of each rank of a job with those of one process
+# ---- The check
 
 
 MOST_RANKS = 64

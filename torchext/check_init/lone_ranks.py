@@ -321,7 +321,7 @@ def _finished(result: object) -> Any:
     return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
-# ---- Applies PyTorch's engines of parallelism to a module, as a training program does
+# ---- PyTorch's engines of parallelism, applied to a module as a training program does
 
 
 TENSOR_PARALLEL = "tp"

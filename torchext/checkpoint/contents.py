@@ -28,7 +28,6 @@ __all__ = [
     "TensorPlace",
     "check_dtype",
     "converted_dtype",
-    "hub_serialization",
     "known_dtypes",
     "lacks_values",
     "make_header",
@@ -57,7 +56,7 @@ def safetensors_torch() -> Any:
     return safetensors.torch
 
 
-def hub_serialization() -> Any:
+def _hub_serialization() -> Any:
     """Return the module of huggingface_hub that divides checkpoints into files.
 
     Raises:
@@ -70,9 +69,6 @@ def hub_serialization() -> Any:
             "huggingface_hub divides checkpoints into several files. Install it: pip install huggingface_hub"
         ) from error
     return base
-
-
-# ---- The contents of a checkpoint: its tensors, their names, and its files
 
 
 # ---- The dtype of a tensor in a checkpoint
@@ -435,7 +431,7 @@ def plan_files(contents: Contents, path: Path, max_shard_size: int, metadata: Ma
         return PlannedFiles([_plan_file(path.name, contents, contents.tensors, notes)], None)
     if not contents.tensors:
         return PlannedFiles([_plan_file(f"model{SUFFIX}", contents, (), {"format": "pt", **(metadata or {})})], None)
-    split = hub_serialization().split_state_dict_into_shards_factory(
+    split = _hub_serialization().split_state_dict_into_shards_factory(
         {name: _stored(contents, name) for name in contents.tensors},
         get_storage_size=lambda stored: stored[1],
         get_storage_id=lambda stored: stored,

@@ -1,4 +1,4 @@
-"""From tensor files to a deferred module."""
+"""From tensor files, mapped into memory, to a deferred module."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from .contents import (
 )
 from .saving import LARGEST_PIECE, parts_of_shape
 
-__all__ = ["LoadedKeys", "Mapped", "StateDict", "load_checkpoint", "read_file", "read_state"]
+__all__ = ["LoadedKeys", "Mapped", "StateDict", "load_checkpoint", "read_file"]
 
 
-# ---- Tensor files, mapped into memory
+# ---- Tensor files
 
 
 # Private mappings then take memory only where they are written. Python has the name since 3.11.
@@ -93,7 +93,7 @@ class StateDict(NamedTuple):
             file.forget(tensor)
 
 
-def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> StateDict:
+def _read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> StateDict:
     """Return the tensors of a checkpoint.
 
     Args:
@@ -207,7 +207,7 @@ def _read_pickle(path: Path) -> StateDict:
     return StateDict(dict(content), [], getattr(content, "_metadata", None))
 
 
-# ---- From tensor files to a deferred module
+# ---- Loading into a deferred module
 
 
 Device: TypeAlias = torch.device | str | int
@@ -272,7 +272,7 @@ def load_checkpoint(
         raise TypeError(f"load_checkpoint() takes a module, but `module` is a {type(module).__name__}.")
     check_dtype(dtype)
     place = _Place(None if device is None else torch.device(device), dtype)
-    state = read_state(path)
+    state = _read_state(path)
     tied = _tied(module, state.tensors)
     given = _with_versions({**state.tensors, **tied}, state.versions)
     preview = _Preview(place) if _has_code_that_may_look(module) else None

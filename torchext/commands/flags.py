@@ -1,6 +1,6 @@
-"""The flags of the commands whose work imports PyTorch, and the functions that arguments name.
+"""Flags of commands, and the functions of the user that arguments name.
 
-`torchext --help` and completion need only the flags.
+The work of most of these commands imports PyTorch. `torchext --help` and completion need only the flags.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-# ---- Functions of the user that arguments of commands name, `MODULE:FUNCTION`, and the errors about them
+# ---- Functions of the user that arguments name, `MODULE:FUNCTION`, and the errors about them
 
 
 FAILED, MISUSED = 1, 2  # exit codes
@@ -119,12 +119,56 @@ def _text_of(error: ProgramError, command: str) -> str:
     return f"{''.join(traceback.format_exception(type(cause), cause, frame))}{command}: {error}"
 
 
-# ---- The flags of the commands whose work imports PyTorch: `torchext --help` and completion need only the flags
+# ---- The flags of the commands whose work imports PyTorch
 
 
 def _run_by(parser: argparse.ArgumentParser, module: str) -> None:
     """Make `run()` of a module of this package the work of the command of `parser`."""
     parser.set_defaults(run=lambda options: import_module(f".{module}", __package__).run(parser, options))
+
+
+# ---- torchext checkpoint
+
+CHECKPOINT = """\
+Write the checkpoint that a model has after its construction, in bounded memory.
+
+examples:
+  torchext checkpoint my_models.llama:build --args 80 width=8192 --out initial --dtype bfloat16
+  torchext checkpoint --hf folder_with_config --plan
+"""
+CHECKPOINT_CODES = """\
+exit codes:
+  0    the checkpoint is complete, or can be written (--plan)
+  1    constructing the model, computing or writing the checkpoint failed
+  2    an argument is wrong
+  3    the disk has too little space, or --max-memory is too small
+  130  interrupted; --resume continues
+"""
+
+
+def configure_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Make `parser` the parser of `torchext checkpoint`."""
+    parser.description, parser.epilog = CHECKPOINT, CHECKPOINT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _run_by(parser, "checkpoint")
+    add = parser.add_argument
+    add("function", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns the model, or its class")
+    add("--hf", metavar="FOLDER", help="construct a model of transformers from the config.json in FOLDER")
+    add("--args", nargs="*", default=[], metavar="VALUE", help="arguments of the function: values, or NAME=VALUE")
+    add("--out", type=Path, help="a folder, or a file that ends in .safetensors; optional with --plan")
+    add("--seed", type=int, default=0, help="the seed for torch.manual_seed() before the construction (default: 0)")
+    add("--dtype", metavar="DTYPE", help="convert floating-point tensors to this dtype, such as bfloat16")
+    add("--max-shard-size", default="5GB", metavar="SIZE", help="the largest size of a file (default: 5GB)")
+    add("--max-memory", default="1GiB", metavar="SIZE", help="the memory for computing tensors (default: 1GiB)")
+    add(
+        "--workers",
+        type=terminal.at_least_1,
+        metavar="N",
+        help="the number of threads that compute (default: all processors)",
+    )
+    add("--resume", action="store_true", help="continue an interrupted run")
+    add("--plan", action="store_true", help="print the files and the predicted memory and time, and write nothing")
+    terminal.add_shared_flags(parser, quiet="show no progress bar")
 
 
 # ---- torchext env
@@ -355,48 +399,3 @@ def print_comparison(options: argparse.Namespace, comparison: Comparison, out: T
         else:
             options.markdown.write_text(text, encoding="utf-8")
     return GREW if has_grown else 0
-
-
-# ---- torchext checkpoint
-
-
-CHECKPOINT = """\
-Write the checkpoint that a model has after its construction, in bounded memory.
-
-examples:
-  torchext checkpoint my_models.llama:build --args 80 width=8192 --out initial --dtype bfloat16
-  torchext checkpoint --hf folder_with_config --plan
-"""
-CHECKPOINT_CODES = """\
-exit codes:
-  0    the checkpoint is complete, or can be written (--plan)
-  1    constructing the model, computing or writing the checkpoint failed
-  2    an argument is wrong
-  3    the disk has too little space, or --max-memory is too small
-  130  interrupted; --resume continues
-"""
-
-
-def configure_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Make `parser` the parser of `torchext checkpoint`."""
-    parser.description, parser.epilog = CHECKPOINT, CHECKPOINT_CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    _run_by(parser, "checkpoint")
-    add = parser.add_argument
-    add("function", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns the model, or its class")
-    add("--hf", metavar="FOLDER", help="construct a model of transformers from the config.json in FOLDER")
-    add("--args", nargs="*", default=[], metavar="VALUE", help="arguments of the function: values, or NAME=VALUE")
-    add("--out", type=Path, help="a folder, or a file that ends in .safetensors; optional with --plan")
-    add("--seed", type=int, default=0, help="the seed for torch.manual_seed() before the construction (default: 0)")
-    add("--dtype", metavar="DTYPE", help="convert floating-point tensors to this dtype, such as bfloat16")
-    add("--max-shard-size", default="5GB", metavar="SIZE", help="the largest size of a file (default: 5GB)")
-    add("--max-memory", default="1GiB", metavar="SIZE", help="the memory for computing tensors (default: 1GiB)")
-    add(
-        "--workers",
-        type=terminal.at_least_1,
-        metavar="N",
-        help="the number of threads that compute (default: all processors)",
-    )
-    add("--resume", action="store_true", help="continue an interrupted run")
-    add("--plan", action="store_true", help="print the files and the predicted memory and time, and write nothing")
-    terminal.add_shared_flags(parser, quiet="show no progress bar")

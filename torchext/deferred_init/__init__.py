@@ -24,7 +24,7 @@ from ..internals.imports import names_from
 from ..internals.leases import while_fakes_live
 from ..internals.source_lines import tracing
 from ..internals.text import progress_bar, readable
-from . import ranks, recording  # noqa: F401  (the first two declare their patches)
+from . import ranks
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .recording import Recording, companions, state_of
 from .summaries import PlannedOperation, ReplayPlan, Summary, plan, summary

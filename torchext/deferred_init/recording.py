@@ -1,6 +1,6 @@
-"""Recording: the block in which operators are recorded, and what else a recording has to support.
+"""The block in which operators are recorded, and adaptations of PyTorch to recordings.
 
-Functions that inductor has compiled, tensors that become real with a parameter, and distributed checkpoints.
+The adaptations are for functions that inductor has compiled, optimizers, and distributed checkpoints.
 """
 
 from __future__ import annotations

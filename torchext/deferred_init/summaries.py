@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import Self
 
 from .. import _C
-from ..internals.held_tensors import Held, held_tensors
+from ..internals.held_tensors import Held, held_tensors, storage_of
 from ..internals.text import Column, Items, Table, plain, readable
 from .explanations import PlannedCall, Program, RecordedOperation
 
@@ -138,7 +138,7 @@ def _figures(held: Sequence[Held]) -> tuple[int, int, int | None, str]:
     parameters = {id(item.tensor): item.tensor for item in held if item.is_parameter}
     elements = sum(t.numel() for t in parameters.values() if not is_lazy(t))
     # By storage: views show bytes that their base also has.
-    storages = dict(map(_storage, tensors))
+    storages = dict(map(storage_of, tensors))
     nbytes = sum(storages.values())
     return elements, nbytes, _size_of_whole(held, nbytes), ", ".join(sorted({_state(t) for t in tensors}))
 
@@ -148,7 +148,7 @@ def _size_of_whole(held: Sequence[Held], nbytes: int) -> int | None:
     if not parts:
         return None
     wholes = {id(item.whole): item.whole for item in parts}.values()
-    own = dict(_storage(item.tensor) for item in parts)
+    own = dict(storage_of(item.tensor) for item in parts)
     return nbytes - sum(own.values()) + sum(whole.numel() * whole.element_size() for whole in wholes)
 
 
@@ -159,7 +159,7 @@ def _without_empty_columns(columns: Sequence[Column], rows: Sequence[Row]) -> Ta
 
 
 def _needed_by(held: Iterable[Held], operators: Iterable[TimedOperator]) -> list[TimedOperator]:
-    storages = {_storage(item.tensor)[0] for item in held}
+    storages = {storage_of(item.tensor)[0] for item in held}
     return [operator for operator in operators if operator.storage in storages]
 
 
@@ -182,15 +182,6 @@ def _durations(operators: Sequence[TimedOperator]) -> tuple[float | None, float 
         return None, None
     measured = [one.measured for one in operators if one.measured is not None]
     return sum(one.predicted for one in operators), sum(measured) if measured else None
-
-
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a number for the storage of `tensor`, and its size in bytes."""
-    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters raise for their storage
-        if not torch._C._has_storage(tensor):  # sparse tensors have several
-            return id(tensor), tensor.numel() * tensor.element_size()
-        storage = tensor.untyped_storage()
-        return storage._cdata, storage.nbytes()
 
 
 def _state(tensor: torch.Tensor) -> str:

@@ -19,6 +19,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import distributed as parallel
 
 from .. import _C
+from ..internals.held_tensors import storage_of
 from ..internals.patching import Function
 from .current import current, while_world_is_open
 from .messages import without_answers
@@ -329,7 +330,7 @@ class FakeReducer:
         with torch.no_grad():
             if gradient is None:
                 view.zero_()
-            elif _share_storage(gradient, view):
+            elif storage_of(gradient) == storage_of(view):
                 if self._hook is None:
                     view.div_(self._divisor)
             else:
@@ -392,7 +393,7 @@ class FakeReducer:
         is_unused = bucket.indices[place] in self._unused and (self._is_static or self._finds_unused)
         with torch.no_grad():
             if self._grads_are_views:
-                if not _share_storage(own_view, view):
+                if storage_of(own_view) != storage_of(view):
                     own_view.copy_(view)
                 if not is_unused and not self._is_optimizer_in_backward and parameter.grad is None:
                     parameter.grad = own_view
@@ -545,10 +546,6 @@ def _contiguous_strides(shape: torch.Size) -> list[int]:
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * max(size, 1))
     return strides[: len(shape)]
-
-
-def _share_storage(one: Tensor, other: Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _result_of(future: Any) -> Tensor:

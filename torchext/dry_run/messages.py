@@ -25,10 +25,10 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _C
 from ..internals.dispatch_keys import with_our_keys, without_our_keys
+from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .current import current, while_world_is_open
-from .process_groups import tensors_of
 from .protocol import CYCLE, FINISHED, OBJECTS, TO_ALL, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 
 __all__ = ["Messages", "agreed_values", "without_answers"]
@@ -123,13 +123,13 @@ class Messages:
         self._next(self._channel(group, OBJECTS, source, TO_ALL))
 
     def _send(self, arguments: dict[str, Any], group: Any) -> None:
-        tensor = tensors_of(arguments["tensors"])[0]
+        tensor = next(tensors_in(arguments["tensors"]))
         own = dist.get_rank(group)
         channel = self._channel(group, tensor.device.type, own, arguments["dst"], arguments.get("tag", 0))
         self._report(Sent(channel, self._next(channel), _message_of(tensor)))
 
     def _receive(self, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
-        tensor = tensors_of(arguments["tensors"])[0]
+        tensor = next(tensors_in(arguments["tensors"]))
         own = dist.get_rank(group)
         channel = self._channel(group, tensor.device.type, arguments["src"], own, arguments.get("tag", 0))
         number, place = self._next(channel), place_of(users_frame())
@@ -141,7 +141,7 @@ class Messages:
         return self._delivery(Awaited(channel, number, self._rank, place), tensor)
 
     def _broadcast(self, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
-        tensor = tensors_of(arguments["tensors"])[0]
+        tensor = next(tensors_in(arguments["tensors"]))
         root = arguments["root_rank"]
         channel = self._channel(group, f"broadcast on {tensor.device.type}", root, TO_ALL)
         number = self._next(channel)
@@ -367,13 +367,13 @@ def _reduced(value: Tensor | None, reduction: str, size: int) -> Tensor | None:
 
 def _in_place(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
     reduction = arguments.get("reduce_op", "MAX")
-    return [(t, _reduced(_value(t), reduction, size)) for t in tensors_of(arguments["tensors"])]
+    return [(t, _reduced(_value(t), reduction, size)) for t in tensors_in(arguments["tensors"])]
 
 
 def _gathered(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
-    given = tensors_of(arguments["input_tensors"])
+    given = list(tensors_in(arguments["input_tensors"]))
     lists = arguments["output_tensors"]
-    return [(out, _value(t)) for outs, t in zip(lists, given, strict=False) for out in tensors_of(outs)]
+    return [(out, _value(t)) for outs, t in zip(lists, given, strict=False) for out in tensors_in(outs)]
 
 
 def _gathered_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
@@ -387,7 +387,7 @@ def _each(
     """Return the rule for the coalesced form of an operator."""
 
     def of_all(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
-        pairs = zip(tensors_of(arguments["outputs"]), tensors_of(arguments["inputs"]), strict=False)
+        pairs = zip(tensors_in(arguments["outputs"]), tensors_in(arguments["inputs"]), strict=False)
         alone = [{**arguments, "output_tensor": out, "input_tensor": given} for out, given in pairs]
         return [pair for one in alone for pair in rule(one, size, rank)]
 
@@ -395,7 +395,7 @@ def _each(
 
 
 def _scattered(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
-    outs, lists = tensors_of(arguments["output_tensors"]), arguments["input_tensors"]
+    outs, lists = list(tensors_in(arguments["output_tensors"])), arguments["input_tensors"]
     reduction = arguments.get("reduce_op", "MAX")
     return [(out, _reduced(_value(given[rank]), reduction, size)) for out, given in zip(outs, lists, strict=False)]
 
@@ -407,8 +407,8 @@ def _scattered_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tup
 
 
 def _exchanged(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
-    value = _value(tensors_of(arguments["input_tensors"])[rank])
-    return [(out, value) for out in tensors_of(arguments["output_tensors"])]
+    value = _value(list(tensors_in(arguments["input_tensors"]))[rank])
+    return [(out, value) for out in tensors_in(arguments["output_tensors"])]
 
 
 def _exchanged_flat(arguments: dict[str, Any], size: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:

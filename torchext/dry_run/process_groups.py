@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -25,6 +24,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMember
 
 from ..internals.dispatch_keys import without_our_keys
+from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
 from .current import current, while_world_is_open
 
@@ -418,15 +418,6 @@ def check(operator: str, arguments: dict[str, Any], group: dist.ProcessGroup) ->
         specific(arguments, group.size())
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors of an argument: a tensor, a list, or a list of lists."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return list(chain.from_iterable(map(tensors_of, value)))
-    return []
-
-
 def _refuse(is_wrong: bool, message: str) -> None:
     if is_wrong:
         raise RuntimeError(message)
@@ -438,7 +429,7 @@ def _check_ranks(operator: str, arguments: dict[str, Any], group: dist.ProcessGr
         if rank is not None and not 0 <= rank < group.size():
             raise ValueError(f"c10d::{operator}: invalid {name} {rank}: the group has {group.size()} ranks")
     # With NCCL a rank may send to itself in a batch, as V-shaped pipeline schedules do before PyTorch 2.12.
-    is_of_nccl = all(tensor.is_cuda for tensor in tensors_of(arguments.get("tensors")))
+    is_of_nccl = all(tensor.is_cuda for tensor in tensors_in(arguments.get("tensors")))
     if arguments.get("src", arguments.get("dst")) == group.rank() and not is_of_nccl:
         raise ValueError(f"c10d::{operator}: rank {group.rank()} of the group would exchange a tensor with itself")
 
@@ -453,7 +444,7 @@ def _check_alike(tensors: Sequence[Tensor]) -> None:
 
 def _check_one_list(name: str) -> Callable[[dict[str, Any], int], None]:
     def check_list(arguments: dict[str, Any], size: int) -> None:
-        tensors = tensors_of(arguments[name])
+        tensors = list(tensors_in(arguments[name]))
         _refuse(not tensors, "Tensor list must be nonempty")
         _check_alike(tensors)
 
@@ -462,7 +453,7 @@ def _check_one_list(name: str) -> Callable[[dict[str, Any], int], None]:
 
 def _check_base(whole: str, part: str, message: str, type_message: str) -> Callable[[dict[str, Any], int], None]:
     def check_sizes(arguments: dict[str, Any], size: int) -> None:
-        for one, other in zip(tensors_of(arguments[whole]), tensors_of(arguments[part]), strict=False):
+        for one, other in zip(tensors_in(arguments[whole]), tensors_in(arguments[part]), strict=False):
             _refuse(one.dtype != other.dtype, type_message)
             _refuse(one.device != other.device, "Expected list of tensors on the same device")
             _refuse(one.numel() != other.numel() * size, message)
@@ -472,9 +463,9 @@ def _check_base(whole: str, part: str, message: str, type_message: str) -> Calla
 
 def _check_lists(lists: str, own: str, message: str) -> Callable[[dict[str, Any], int], None]:
     def check_lists(arguments: dict[str, Any], size: int) -> None:
-        singles = tensors_of(arguments[own])
+        singles = list(tensors_in(arguments[own]))
         for one_list in arguments[lists]:
-            tensors = tensors_of(one_list)
+            tensors = list(tensors_in(one_list))
             _refuse(len(tensors) != size, message)
             _check_alike([*tensors, *singles])
             _refuse(

@@ -20,12 +20,13 @@ from .. import _C
 from ..fake.cuda.streams import Clock, StreamKey, clock_of, is_put_off, listeners
 from ..fake.values import assumes_values, note_exchange
 from ..internals.dispatch_keys import without_our_keys
+from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .collectives import Collective, Place
 from .current import current, while_world_is_open
 from .messages import agreed_values
-from .process_groups import check, tensors_of
+from .process_groups import check
 
 __all__ = ["CollectiveListener", "ModuleNames", "Overlaps", "Recorder", "place_here"]
 
@@ -211,7 +212,7 @@ class Recorder:
         operator = name.partition("::")[2]
         arguments = dict(zip(_parameters(name), values, strict=True))
         group = ProcessGroup.unbox(arguments.pop("process_group"))
-        tensors = [t for value in arguments.values() for t in tensors_of(value)]
+        tensors = [t for value in arguments.values() for t in tensors_in(value)]
         if operator not in ("barrier", "monitored_barrier_"):
             check(operator, arguments, group)
         number = len(self.collectives)
@@ -240,15 +241,15 @@ class Recorder:
                 self._by_work[work] = number
                 if deliver is not None:
                     self._deliveries[work] = deliver
-                received = [t for name in RECEIVED for t in tensors_of(arguments.get(name))] or tensors
+                received = [t for name in RECEIVED for t in tensors_in(arguments.get(name))] or tensors
                 self._results[work] = [TensorWeakRef(tensor) for tensor in received]
 
         return on_return
 
     def _describe(self, operator: str, arguments: dict[str, Any], group: Any, tensors: list[Tensor]) -> Collective:
         is_barrier = "barrier" in operator
-        given = [t for name in GIVEN for t in tensors_of(arguments.get(name))]
-        received = [t for name in RECEIVED for t in tensors_of(arguments.get(name))]
+        given = [t for name in GIVEN for t in tensors_in(arguments.get(name))]
+        received = [t for name in RECEIVED for t in tensors_in(arguments.get(name))]
         if not given and not received and not is_barrier:
             given = [] if operator.startswith("recv") else tensors
             received = [] if operator == "send" else tensors

@@ -19,7 +19,7 @@ import enum
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from types import CodeType
@@ -38,6 +38,7 @@ from .. import _C, amp, inference
 from ..errors import TorchextWarning
 from ..inference.origins import are_all_blocks_traced, origin
 from ..internals.calls import begin_generator, skip_frames
+from ..internals.held_tensors import storage_of, tensors_in
 from ..internals.patching import DIFFERENCES
 
 __all__ = [
@@ -195,11 +196,11 @@ class Results:
         """Record that a tensor of the graph becomes normal. Return false if another tensor shares its memory."""
         self._note_modes()
         value = tensor.meta["example_value"]
-        shown = (other for node in self._output.graph.nodes for other in _tensors(node.meta.get("example_value")))
-        if any(other is not value and _storage(other) == _storage(value) for other in shown):
+        shown = (other for node in self._output.graph.nodes for other in tensors_in(node.meta.get("example_value")))
+        if any(other is not value and storage_of(other)[0] == storage_of(value)[0] for other in shown):
             return False
         node = self._output.create_node("call_function", _C.make_normal, ([tensor],), {})
-        self._made_normal[node] = _storage(value)
+        self._made_normal[node] = storage_of(value)[0]
         return True
 
     def call_operators(self, reason: str) -> None:
@@ -225,8 +226,8 @@ class Results:
         made: dict[Any, Mode | None] = {}
         for node in self._output.graph.nodes:
             mode = None if node.op in ("placeholder", "get_attr") else self._modes.get(node, self.mode)
-            for tensor in _tensors(node.meta.get("example_value")):
-                made.setdefault(_storage(tensor), mode)
+            for tensor in tensors_in(node.meta.get("example_value")):
+                made.setdefault(storage_of(tensor)[0], mode)
             if node in self._made_normal:
                 made[self._made_normal[node]] = Mode.NORMAL
         return made
@@ -247,7 +248,7 @@ class Results:
     def _make_plan(self, graph_module: GraphModule) -> _Plan:
         made = self._storages()
         (results,) = graph_module.graph.output_node().args
-        modes = [made.get(_storage(r.meta["example_value"])) if _is_tensor(r) else None for r in results]  # type: ignore[union-attr]
+        modes = [made.get(storage_of(r.meta["example_value"])[0]) if _is_tensor(r) else None for r in results]  # type: ignore[union-attr]
         called = {self._modes.get(node) for node in graph_module.graph.nodes if self._is_operator(node)}
         is_only_one = len(called) == 1 and called >= {mode for mode in modes if mode is not None}
         return _Plan(modes, called.pop() if is_only_one else None, self._is_traced)
@@ -375,22 +376,6 @@ def _calls_operators(compiler: Any) -> bool:
 
 def _is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("example_value"), torch.Tensor)
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    """Return an object that tensors with shared memory have in common. It lives as long as the tensor."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except NotImplementedError:  # not strided
-        return id(tensor)
 
 
 # ---- Common base of our variables, and functions that break the graph

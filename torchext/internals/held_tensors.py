@@ -38,6 +38,7 @@ __all__ = [
     "reachable_tensors",
     "shows_all",
     "storage_of",
+    "tensors_in",
 ]
 
 
@@ -324,9 +325,23 @@ class _Descriptors(NamedTuple):
 _OF_TORCH = {id(cls): _Descriptors.of(cls) for cls in (torch.Tensor, Parameter)}
 
 
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Yield a tensor, or those in nested lists, tuples and dicts. Other containers are not searched."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part)
+
+
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a number for the storage of a strided tensor, and its size in bytes."""
+    """Return a number for the storage of a tensor, valid while the tensor lives, and its size in bytes.
+
+    For sparse tensors and wrappers, which have several storages or none, it is a number for the tensor.
+    """
     with torch._C.DisableTorchFunctionSubclass():  # lazy parameters raise for their storage
+        if not torch._C._has_storage(tensor):
+            return id(tensor), tensor.numel() * tensor.element_size()
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()
 

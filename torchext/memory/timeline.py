@@ -1,4 +1,4 @@
-"""The recorded allocations and frees, their purposes, and the states at a moment.
+"""The recorded allocations and frees, their purposes, the states at a moment, and snapshots of them.
 
 The core returns columns of numbers. A timeline has up to a million events, so that most passes over a column run in C.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .. import _C
 
 __all__ = ["PINNED", "Action", "Allocation", "Category", "History", "MemoryState", "Phase", "Timeline", "save_snapshot"]
+
 
 # ---- The purposes of memory
 

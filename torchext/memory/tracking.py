@@ -1,4 +1,4 @@
-"""Tracking memory while a program runs."""
+"""Tracking memory, and counting floating-point operations, while a program runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from .timeline import PINNED, Action, Allocation, Category, MemoryState, Phase, 
 __all__ = ["Observer", "TrackedMemory", "counting_flops", "track_memory"]
 
 
-# ---- Report to the core which module or optimizer runs
+# ---- Which module or optimizer runs, and the parameters, gradients and optimizer state
 #
-# It uses PyTorch's hooks for all modules and optimizers, which are registered while a tracker is open.
+# The observer reports these to the core. It uses PyTorch's hooks for all modules and optimizers, which are registered
+# while a tracker is open.
 
 
 OPTIMIZER_SCOPE = "optimizer step"
@@ -167,7 +168,7 @@ class Observer:
         return number
 
 
-# ---- Tracking memory while a program runs
+# ---- Tracked memory
 
 
 POINTS = 1200  # of the curve in an HTML report
@@ -506,7 +507,7 @@ def _real_allocations() -> Iterator[None]:
         _C.leave_real_allocations()
 
 
-# ---- Count the floating-point operations of this rank with PyTorch's `FlopCounterMode`
+# ---- The floating-point operations of this rank, counted by PyTorch's `FlopCounterMode`
 
 
 def _with_addend(formula: Callable[..., int]) -> Callable[..., int]:

@@ -37,8 +37,6 @@ __all__ = [
 STEP = "step"
 FORWARD = "forward pass"
 
-"""The default policy for reads of values that do not exist, of `world()` and of the command line."""
-
 NOTES = "note-of-process-"
 """The first part of the names of files in which processes that a program starts note their memory."""
 
@@ -54,7 +52,7 @@ class Goal:
     """The number of steps or forward passes after which a program is ended.
 
     Attributes:
-        unit: `STEP` (`steps.py`) or `FORWARD` (`steps.py`).
+        unit: `STEP` or `FORWARD` (`dry_run/steps.py`).
         count: Their number; None for a program that runs to its end.
     """
 
@@ -64,7 +62,7 @@ class Goal:
 
 @dataclass
 class RankReport:
-    """The report of one rank: the entry of `ranks` in the JSON report, with the keys that `reports/model.py` describes.
+    """The report of one rank: the entry of `ranks` in the JSON report, whose keys are listed below the class.
 
     Attributes:
         findings: The properties that decide which remedies may help; None without `--advise`.
@@ -236,7 +234,7 @@ def with_times_in_place(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "ranks": ranks}
 
 
-# ---- The lower bound of the time of a step as a result that prints, without importing PyTorch
+# ---- The lower bound of the time of a step, as a result that prints
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# ---- The report of the command line, as text and as HTML, from the content of the JSON report (`reports/model.py`)
+# ---- Text and HTML
 
 
 Row = Sequence[object]
@@ -281,7 +281,7 @@ def _html_table(headings: Row, rows: list[Row]) -> str:
     return f"<table>{row_of(headings, 'th')}{''.join(row_of(row, 'td') for row in rows)}</table>"
 
 
-# ---- Reports of dry runs that were written as JSON
+# ---- Saved reports
 
 
 COMMAND = "dry-run"

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ...descriptions import PeakRates
+from ...internals.held_tensors import storage_of, tensors_in
 from ..collectives import Collective
 
 __all__ = ["Crossing", "certain_flops", "crossing_of", "gpu_of", "rate_of", "traffic_of"]
@@ -148,32 +148,24 @@ def traffic_of(packet: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if reads is None or kwargs.get("beta", 1) == 0:
         return 0, 0
     name = packet.__name__
-    written = _tensors(out)
+    written = list(tensors_in(out))
     if name.startswith("_fused_"):
-        written = _tensors((args[0], *(args[2:4] if name.startswith("_fused_adam") else args[2:3])))
+        written = list(tensors_in((args[0], *(args[2:4] if name.startswith("_fused_adam") else args[2:3]))))
     elif name.endswith("_"):
-        written = _tensors(args[0])
+        written = list(tensors_in(args[0]))
     elif "out" not in kwargs:
-        given = {_storage(one) for one in _tensors((args, kwargs))}
-        if any(_storage(one) in given for one in written):
+        given = {storage_of(one)[0] for one in tensors_in((args, kwargs))}
+        if any(storage_of(one)[0] in given for one in written):
             return 0, 0
-    return _distinct_bytes(_tensors(args[reads])), _distinct_bytes(written)
+    return _distinct_bytes(tensors_in(args[reads])), _distinct_bytes(written)
 
 
 def gpu_of(values: Any) -> int | None:
     """Return the number of the first GPU with a tensor of `values`; None if they are elsewhere."""
-    return next((one.device.index for one in _tensors(values) if one.device.type == "cuda"), None)
+    return next((one.device.index for one in tensors_in(values) if one.device.type == "cuda"), None)
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _distinct_bytes(tensors: list[Tensor]) -> int:
+def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes in GPU memory of tensors that may share storages."""
     spans: dict[int, list[tuple[int, int, int]]] = {}
     for tensor in tensors:
@@ -181,7 +173,7 @@ def _distinct_bytes(tensors: list[Tensor]) -> int:
             size = tensor.element_size()
             extent, count = _extent(tensor.shape, tensor.stride())
             begin = int(tensor.storage_offset()) * size
-            spans.setdefault(_storage(tensor), []).append((begin, begin + extent * size, count * size))
+            spans.setdefault(storage_of(tensor)[0], []).append((begin, begin + extent * size, count * size))
     return sum(_union(sorted(parts)) for parts in spans.values())
 
 
