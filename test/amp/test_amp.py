@@ -221,8 +221,6 @@ class TestRegion:
             region = amp.autocast("cpu", cache=False)
         assert caught[0].filename == __file__
         assert region.cache_enabled is False
-        with pytest.warns(TorchextDeprecationWarning, match=r"`autocast\.cache` is deprecated: use `cache_enabled`"):
-            assert region.cache is False
 
     def test_cache_under_both_names_raises(self) -> None:
         with pytest.raises(TypeError, match="got both `cache_enabled` and its deprecated name `cache`"):

@@ -14,8 +14,8 @@ from checkpoint_programs import grow_while_loading, several_tensors
 from processes import run_alone
 from torch import nn
 
-from torchext import CheckpointError, TorchextDeprecationWarning
-from torchext.checkpoint import LoadedKeys, load_checkpoint, load_safetensors, save_safetensors
+from torchext import CheckpointError
+from torchext.checkpoint import LoadedKeys, load_checkpoint, save_safetensors
 from torchext.deferred_init import deferred_init, is_deferred
 
 
@@ -138,13 +138,6 @@ def test_missing_tensors_keep_their_constructed_values(tmp_path: Path) -> None:
 def test_keys_are_plain_values_too() -> None:
     keys = LoadedKeys(["a"], [])
     assert keys.to_dict() == {"missing_keys": ["a"], "unexpected_keys": []}
-
-
-def test_old_name_of_loading_is_deprecated() -> None:
-    model = deferred_init(nn.Linear, 2, 2)
-    with pytest.warns(TorchextDeprecationWarning, match="`load_safetensors` is deprecated: use `load_checkpoint`"):
-        load_safetensors(model, nn.Linear(2, 2).state_dict())
-    assert not is_deferred(model)
 
 
 def test_all_that_does_not_fit_is_in_one_error_and_nothing_has_changed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from common import too_large_to_copy
 from expecttest import TestCase
 from torch import Tensor, nn
 
-from torchext import MaterializationError, TorchextDeprecationWarning
+from torchext import MaterializationError
 from torchext.deferred_init import (
     RecordedValue,
     deferred_init,
@@ -312,12 +312,9 @@ class TestTracing:
         assert kwargs == {"trace": True}
         assert explain(tensor)[0].source is None
 
-    @pytest.mark.parametrize("trace", [True, False])
-    def test_keyword_that_the_function_does_not_have_is_deprecated(self, trace: bool) -> None:
-        with pytest.warns(TorchextDeprecationWarning, match=r"use `with deferred_init\(trace=\.\.\.\):`") as caught:
-            tensor = deferred_init(torch.ones, 1, trace=trace)
-        assert (explain(tensor)[0].source is not None) == trace
-        assert caught[0].filename == __file__
+    def test_keywords_are_those_of_the_function(self) -> None:
+        with pytest.raises(TypeError, match="trace"):
+            deferred_init(torch.ones, 1, trace=True)
 
     def test_error_names_the_line(self) -> None:
         real = too_large_to_copy()

@@ -366,7 +366,7 @@ def test_calls_that_a_backend_rejects_raise(job: World, call: object, message: s
 
 def test_a_world_shows_the_job_and_its_records_only(job: World) -> None:
     assert {name for name in dir(job) if not name.startswith("_")} == {
-        *("size", "rank", "local_rank", "per_node", "gpu", "gpus"),
+        *("size", "rank", "local_rank", "per_node", "gpu"),
         *("collectives", "summary", "values", "value_remarks", "latest_value", "remarks", "to_dict"),
     }
 
@@ -390,19 +390,6 @@ def test_worlds_follow_each_other_with_distributed_tensors() -> None:
             mesh = init_device_mesh("cuda", (16,))
             tensor = distribute_tensor(on_gpu(32, 2), mesh, [Shard(0)], src_data_rank=None)
             assert tensor.redistribute(placements=[Replicate()]).to_local().shape == (32, 2)
-
-
-def test_deprecated_names_work_and_name_the_new_ones() -> None:
-    with pytest.warns(DeprecationWarning, match=r"`world\(gpus=\)` is deprecated: use `gpu=`"):
-        made = world(8, gpus="A100-40GB")
-    with pytest.warns(DeprecationWarning, match=r"`World.gpus` is deprecated: use `gpu`"):
-        assert made.gpus is made.gpu
-    with made:
-        dist.all_reduce(on_gpu(4))
-    for row in (made.collectives[0], made.summary()[0]):
-        for old, new in (("bytes_in", "bytes_sent"), ("bytes_out", "bytes_received")):
-            with pytest.warns(DeprecationWarning, match=f"`{type(row).__name__}.{old}` is deprecated: use `{new}`"):
-                assert getattr(row, old) == getattr(row, new) == 16
 
 
 @pytest.mark.parametrize("gpu", ["A100", 4, FakeGPU("A100-40GB"), None], ids=str)

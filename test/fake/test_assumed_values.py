@@ -500,7 +500,7 @@ def reads_its_loss(batch: int) -> Callable[[], None]:
 
 def test_batches_of_programs_that_read_values_are_found() -> None:
     with pytest.raises(DataDependentError, match="needs the values"):
-        max_batch(reads_its_loss, "L4-24GB", limit=8)
+        max_batch(reads_its_loss, "L4-24GB", limit=8, values="raise")
     batch = max_batch(reads_its_loss, "L4-24GB", limit=8, values="assume")
     assert batch == 8
     assert [site.answer for site in batch.assumed] == ["0.125"]

@@ -159,9 +159,11 @@ class TestArguments:
     def test_none_and_zero_are_no_gpu(self, gpu: int | None) -> None:
         assert as_fake_gpu(gpu) is None
 
-    def test_count_is_that_of_one_model(self) -> None:
-        assert as_fake_gpu(4) == FakeGPU("H100-80GB", count=4)
-        assert as_fake_gpu(True, "L4") == FakeGPU("L4-24GB")
+    def test_count_has_no_model_and_no_limit(self) -> None:
+        described = as_fake_gpu(4)
+        assert described is not None
+        assert (described.count, described.name, described.has_limit) == (4, "torchext fake CUDA device", False)
+        assert as_fake_gpu(True) == replace(described, count=1)
 
     @pytest.mark.parametrize("gpu", [1.5, [1]], ids=str)
     def test_other_types_are_refused(self, gpu: object) -> None:

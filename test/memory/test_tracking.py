@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
-from torchext import _C, TorchextDeprecationWarning, TorchextWarning
+from torchext import _C, TorchextWarning
 from torchext.dry_run import world
 from torchext.fake import DataDependentError, FakeGPU, fake_mode
 from torchext.internals.patching import TORCH_RELEASE
@@ -561,18 +561,6 @@ def test_tracked_memory_describes_itself() -> None:
     assert json.loads(json.dumps(memory.to_dict())) == memory.to_dict()
 
 
-def test_old_names_of_tracking_warn() -> None:
-    with pytest.warns(TorchextDeprecationWarning, match=r"`track_memory\(lines=\)` is deprecated: use `trace=`"):
-        block = track_memory(lines=True)  # type: ignore[call-arg]
-    with fake_mode(gpu=True), block as memory:
-        torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
-        assert memory.allocations(at=0)[0].line
-    with pytest.warns(TorchextDeprecationWarning, match=r"use `peak_allocated\(\)`"):
-        assert memory.peak() == memory.peak_allocated()
-    with pytest.warns(TorchextDeprecationWarning, match=r"use `peak_reserved\(\)`"):
-        assert memory.peak(of_reserved=True) == memory.peak_reserved()
-
-
 class TestFits:
     def test_reports_the_headroom(self) -> None:
         fit = fits(lambda: trainer()(), "L4")
@@ -607,7 +595,9 @@ class TestFits:
         assert [warning.filename for warning in seen] == [__file__]
 
     def test_the_highest_peak_of_several_gpus_counts(self) -> None:
-        fit = fits(lambda: [torch.ones(MIB, device="cuda:0"), torch.ones(32 * MIB, device="cuda:1")], FakeGPU("H100", 2))
+        fit = fits(
+            lambda: [torch.ones(MIB, device="cuda:0"), torch.ones(32 * MIB, device="cuda:1")], FakeGPU("H100", 2)
+        )
         assert (fit.peak_reserved, fit.peak_allocated) == (128 * MIB, 128 * MIB)
 
     def test_memory_of_a_program_without_allocations_can_be_printed(self) -> None:
@@ -709,14 +699,6 @@ class TestFits:
             "8",
             {"size": 8, "assumed": []},
         )
-
-    def test_old_names_warn(self) -> None:
-        with pytest.warns(TorchextDeprecationWarning, match=r"`fits\(device=\)` is deprecated: use `gpu=`"):
-            fit = fits(lambda: trainer()(), device="L4")  # type: ignore[call-arg]
-        with pytest.warns(TorchextDeprecationWarning, match=r"`Fit\.peak` is deprecated: use `peak_reserved`"):
-            assert fit.peak == fit.peak_reserved
-        with pytest.warns(TorchextDeprecationWarning, match=r"`fits\(lines=\)` is deprecated: use `trace=`"):
-            fits(lambda: trainer()(), lines=True)  # type: ignore[call-arg]
 
     def test_the_largest_batch_fits_and_the_next_does_not(self) -> None:
         gpu = FakeGPU("small", memory=256 * MIB)

@@ -7,20 +7,13 @@ import warnings
 import pytest
 
 import torchext
-from torchext.internals.arguments import RenamedAttribute, renamed_function, renamed_keywords
+from torchext.internals.arguments import renamed_keywords
 
 
 @renamed_keywords(old="new")
 def double(new: int, *, other: int = 0) -> int:
     """Return twice `new`."""
     return 2 * new + other
-
-
-class Parcel:
-    def __init__(self, bytes_sent: int) -> None:
-        self.bytes_sent = bytes_sent
-
-    bytes_in = RenamedAttribute("bytes_sent")
 
 
 def test_keyword_under_its_old_name_warns_with_the_new_one_at_the_caller() -> None:
@@ -39,16 +32,3 @@ def test_keyword_under_its_new_name_does_not_warn() -> None:
 def test_keyword_under_both_names_raises() -> None:
     with pytest.raises(TypeError, match=r"double\(\) got both `new` and `old`, its deprecated name\."):
         double(old=4, new=4)
-
-
-def test_attribute_under_its_old_name_warns_with_the_new_one() -> None:
-    with pytest.warns(DeprecationWarning, match=r"`Parcel\.bytes_in` is deprecated: use `bytes_sent`\.") as w:
-        assert Parcel(3).bytes_in == 3
-    assert w[0].filename == __file__
-
-
-def test_function_under_its_old_name_warns_with_the_new_one() -> None:
-    twice = renamed_function("twice", double)
-    with pytest.warns(UserWarning, match=r"`twice` is deprecated: use `double`\.") as w:
-        assert twice(2) == 4
-    assert w[0].filename == __file__

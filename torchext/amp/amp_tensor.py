@@ -27,11 +27,204 @@ from ..internals.source_lines import users_frame
 
 __all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
 
+T = TypeVar("T", bound=Tensor | nn.Module)
+U = TypeVar("U", bound=Tensor | nn.Module | Optimizer)
 
-# ---- Patches of Python functions in PyTorch, for AmpTensors
+
+class _AmpTensorMeta(torch._C._TensorMeta):
+    def __instancecheck__(cls, instance: object) -> bool:  # noqa: N805 - ruff does not recognize PyTorch's metaclass
+        return isinstance(instance, Tensor) and _C.is_amp(instance)
+
+
+class AmpTensor(Tensor, metaclass=_AmpTensorMeta):
+    """The tensors for which `is_amp()` is True, for `isinstance(x, AmpTensor)`.
+
+    It has no direct instances: an AmpTensor keeps its class, because being an AmpTensor is a property of a tensor, like
+    `requires_grad`. `wrap()` turns any tensor into one.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> AmpTensor:
+        """Raise TypeError."""
+        raise TypeError("AmpTensor cannot be instantiated: use torchext.amp.wrap(tensor).")
+
+
+def wrap(obj: T) -> T:
+    """Turn a tensor, or each parameter of a module, into an AmpTensor, in place.
+
+    Every operator with an AmpTensor among its arguments autocasts to `torch.get_autocast_dtype(device_type)`, and its
+    floating point and complex results are AmpTensors. So the whole forward pass of a wrapped module autocasts, without
+    a region. Inside a region, also a disabled one, the region decides.
+
+    Views, `detach()`, `copy.deepcopy()`, `state_dict()` and gradients of AmpTensors are AmpTensors. Unpickled tensors
+    are not, and neither is an ordinary tensor that an AmpTensor is written into, in place or as `out=`. The operators
+    of a backward pass do not autocast. Buffers are not wrapped: operators on them also get a parameter or one of its
+    results. Neither is the state of optimizers; state that they create later for a wrapped parameter is an AmpTensor.
+
+    Args:
+        obj: A tensor, real, fake or deferred, or a module.
+
+    Returns:
+        `obj`.
+
+    Raises:
+        TypeError: `obj` is of another type, or a tensor that is neither floating point nor complex.
+        RuntimeError: A tensor has metadata of a backend (`c10::BackendMeta`), where the mark is stored; nothing is
+            wrapped then. Or another library uses the dispatch key of marked tensors.
+    """
+    if isinstance(obj, Tensor):
+        _check_dtype(obj)
+        _wrap([obj])
+    elif isinstance(obj, nn.Module):
+        _wrap(list(_castable_parameters(obj)))
+        _wrap_when_initialized(obj)
+    else:
+        raise TypeError(f"wrap() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
+    return obj
+
+
+def _wrap(tensors: list[Tensor]) -> None:
+    with while_marks_live.hold(), while_autocasting.hold():  # the marks keep holding it
+        _C.wrap_amp(tensors)
+    _forget_compiled_code()
+
+
+def unwrap(obj: U) -> U:
+    """Turn an AmpTensor, or each one that a module or an optimizer holds, into an ordinary tensor, in place.
+
+    Gradients become ordinary with their tensors.
+
+    Args:
+        obj: A tensor, AmpTensor or not; a module (its parameters and buffers, and tensors in attributes, containers and
+            other objects); or an optimizer (its parameters and its state).
+
+    Returns:
+        `obj`.
+
+    Raises:
+        TypeError: `obj` is of another type.
+    """
+    if not isinstance(obj, Tensor | nn.Module | Optimizer):
+        raise TypeError(f"unwrap() takes a tensor, a module or an optimizer, but `obj` is a {type(obj).__name__}.")
+    for tensor in [obj] if isinstance(obj, Tensor) else reachable_tensors(obj, _C.is_amp):
+        _C.unwrap_amp(tensor)
+        if tensor.is_leaf and tensor.grad is not None:
+            _C.unwrap_amp(tensor.grad)
+    if isinstance(obj, nn.Module):
+        _forget_to_wrap(obj)
+    _forget_compiled_code()
+    return obj
+
+
+def is_amp(tensor: Tensor) -> bool:
+    """Return True if `tensor` is an AmpTensor: wrapped, computed from one, or created in a self-cleaning region.
+
+    Raises:
+        TypeError: `tensor` is not a tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"is_amp() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    return _C.is_amp(tensor)
+
+
+def _forget_compiled_code() -> None:
+    """Reset Dynamo before 2.12, which does not check again parameters that are still the same objects."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if DIFFERENCES["dynamo_keeps_parameters"].applies and dynamo is not None:
+        dynamo.reset()
+
+
+def _wrap_when_initialized(module: nn.Module) -> None:
+    """Wrap the parameters of lazy modules when they are initialized.
+
+    `UninitializedParameter.materialize()` replaces the data, and with it the mark.
+    """
+    _forget_to_wrap(module)
+    for part in module.modules():
+        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():
+            part.register_forward_pre_hook(_wrap_initialized)
+
+
+def _forget_to_wrap(module: nn.Module) -> None:
+    for part in module.modules():
+        _remove_hook(part)
+
+
+def _remove_hook(module: nn.Module) -> None:
+    for key in [key for key, hook in module._forward_pre_hooks.items() if hook is _wrap_initialized]:
+        del module._forward_pre_hooks[key]
+
+
+def _wrap_initialized(module: nn.Module, args: Any) -> None:
+    """Wrap the parameters, once. Runs after the hook of `LazyModuleMixin`, which was registered before."""
+    _wrap(list(_castable_parameters(module, recurse=False)))
+    _remove_hook(module)
+
+
+def _check_dtype(tensor: Tensor) -> None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TypeError(
+            f"wrap() takes tensors of floating point and complex dtypes, but `obj` has the dtype {tensor.dtype}."
+        )
+
+
+def _castable_parameters(module: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
+    return (p for p in module.parameters(recurse) if p.is_floating_point() or p.is_complex())
+
+
+# ---- A warning about backward passes inside autocast regions
 #
-# They are installed while a tensor is marked (`torchext.internals.leases`). Every patch passes other tensors to the
-# original, and all tensors where `torch.compile` traces, because its tensors are not AmpTensors.
+# The operators of a backward pass run in the dtypes of the forward pass. Inside a region they would also autocast,
+# because the autograd engine takes the state of the thread. PyTorch's documentation warns about this; its code does
+# not.
+
+
+_warned: dict[tuple[str, int], object] = {}
+
+# The position of `create_graph` in the arguments of `_engine_run_backward()` after the outputs.
+CREATE_GRAPH = 2
+
+
+@while_autocasting.replaces(
+    torch.autograd.graph, "_engine_run_backward", reason="runs no operator when a backward pass begins"
+)
+def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if _C.is_in_enabled_region() and not _is_of_a_transform():
+        _warn()
+    creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
+    is_number = isinstance(creates_graph, int)  # the engine raises for other types
+    return _C.call_in_backward(is_number and bool(creates_graph), original, outputs, *args, **kwargs)
+
+
+def _is_of_a_transform() -> bool:
+    """Return True if no line of the program runs between forward and backward.
+
+    In `torch.func.grad` they are one call. `torch.compile` traces both when the first one is called.
+    """
+    is_traced = torch._guards.TracingContext.try_get() is not None
+    return is_traced or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _warn() -> None:
+    """Warn once for each source line of the user."""
+    frame = users_frame()
+    if frame is None:
+        return  # a thread started by a library
+    line = (frame.f_code.co_filename, frame.f_lineno)
+    this_call = object()
+    if _warned.setdefault(line, this_call) is not this_call:  # of two threads, one is first
+        return
+    warnings.warn_explicit(
+        f"{line[0]}:{line[1]} runs backward() inside an autocast region: the operators of the backward pass run in "
+        "the dtypes of the forward pass, unless the region casts them again. Leave the region before it.",
+        TorchextWarning,
+        *line,
+    )
+
+
+# ---- Functions of PyTorch that have to support AmpTensors
+#
+# The patches below are installed while a tensor is marked (`torchext.internals.leases`). Every patch passes other
+# tensors to the original, and all tensors where `torch.compile` traces, because its tensors are not AmpTensors.
 
 
 # The dtypes that autocast casts.
@@ -207,200 +400,3 @@ def _trace(mode: Any, region: _C.AutocastRegion, begins: bool) -> None:
 
 
 _C.provide("notify_modes", _tell_modes)
-
-
-# ---- AmpTensors: tensors whose operators autocast everywhere
-
-
-T = TypeVar("T", bound=Tensor | nn.Module)
-U = TypeVar("U", bound=Tensor | nn.Module | Optimizer)
-
-
-class _AmpTensorMeta(torch._C._TensorMeta):
-    def __instancecheck__(cls, instance: object) -> bool:  # noqa: N805 - ruff does not recognize PyTorch's metaclass
-        return isinstance(instance, Tensor) and _C.is_amp(instance)
-
-
-class AmpTensor(Tensor, metaclass=_AmpTensorMeta):
-    """The tensors for which `is_amp()` is True, for `isinstance(x, AmpTensor)`.
-
-    It has no direct instances: an AmpTensor keeps its class, because being an AmpTensor is a property of a tensor, like
-    `requires_grad`. `wrap()` turns any tensor into one.
-    """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> AmpTensor:
-        """Raise TypeError."""
-        raise TypeError("AmpTensor cannot be instantiated: use torchext.amp.wrap(tensor).")
-
-
-def wrap(obj: T) -> T:
-    """Turn a tensor, or each parameter of a module, into an AmpTensor, in place.
-
-    Every operator with an AmpTensor among its arguments autocasts to `torch.get_autocast_dtype(device_type)`, and its
-    floating point and complex results are AmpTensors. So the whole forward pass of a wrapped module autocasts, without
-    a region. Inside a region, also a disabled one, the region decides.
-
-    Views, `detach()`, `copy.deepcopy()`, `state_dict()` and gradients of AmpTensors are AmpTensors. Unpickled tensors
-    are not, and neither is an ordinary tensor that an AmpTensor is written into, in place or as `out=`. The operators
-    of a backward pass do not autocast. Buffers are not wrapped: operators on them also get a parameter or one of its
-    results. Neither is the state of optimizers; state that they create later for a wrapped parameter is an AmpTensor.
-
-    Args:
-        obj: A tensor, real, fake or deferred, or a module.
-
-    Returns:
-        `obj`.
-
-    Raises:
-        TypeError: `obj` is of another type, or a tensor that is neither floating point nor complex.
-        RuntimeError: A tensor has metadata of a backend (`c10::BackendMeta`), where the mark is stored; nothing is
-            wrapped then. Or another library uses the dispatch key of marked tensors.
-    """
-    if isinstance(obj, Tensor):
-        _check_dtype(obj)
-        _wrap([obj])
-    elif isinstance(obj, nn.Module):
-        _wrap(list(_castable_parameters(obj)))
-        _wrap_when_initialized(obj)
-    else:
-        raise TypeError(f"wrap() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
-    return obj
-
-
-def _wrap(tensors: list[Tensor]) -> None:
-    with while_marks_live.hold(), while_autocasting.hold():  # the marks keep holding it
-        _C.wrap_amp(tensors)
-    _forget_compiled_code()
-
-
-def unwrap(obj: U) -> U:
-    """Turn an AmpTensor, or each one that a module or an optimizer holds, into an ordinary tensor, in place.
-
-    Gradients become ordinary with their tensors.
-
-    Args:
-        obj: A tensor, AmpTensor or not; a module (its parameters and buffers, and tensors in attributes, containers and
-            other objects); or an optimizer (its parameters and its state).
-
-    Returns:
-        `obj`.
-
-    Raises:
-        TypeError: `obj` is of another type.
-    """
-    if not isinstance(obj, Tensor | nn.Module | Optimizer):
-        raise TypeError(f"unwrap() takes a tensor, a module or an optimizer, but `obj` is a {type(obj).__name__}.")
-    for tensor in [obj] if isinstance(obj, Tensor) else reachable_tensors(obj, _C.is_amp):
-        _C.unwrap_amp(tensor)
-        if tensor.is_leaf and tensor.grad is not None:
-            _C.unwrap_amp(tensor.grad)
-    if isinstance(obj, nn.Module):
-        _forget_to_wrap(obj)
-    _forget_compiled_code()
-    return obj
-
-
-def is_amp(tensor: Tensor) -> bool:
-    """Return True if `tensor` is an AmpTensor: wrapped, computed from one, or created in a self-cleaning region.
-
-    Raises:
-        TypeError: `tensor` is not a tensor.
-    """
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"is_amp() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
-    return _C.is_amp(tensor)
-
-
-def _forget_compiled_code() -> None:
-    """Reset Dynamo before 2.12, which does not check again parameters that are still the same objects."""
-    dynamo: Any = sys.modules.get("torch._dynamo")
-    if DIFFERENCES["dynamo_keeps_parameters"].applies and dynamo is not None:
-        dynamo.reset()
-
-
-def _wrap_when_initialized(module: nn.Module) -> None:
-    """Wrap the parameters of lazy modules when they are initialized.
-
-    `UninitializedParameter.materialize()` replaces the data, and with it the mark.
-    """
-    _forget_to_wrap(module)
-    for part in module.modules():
-        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():
-            part.register_forward_pre_hook(_wrap_initialized)
-
-
-def _forget_to_wrap(module: nn.Module) -> None:
-    for part in module.modules():
-        _remove_hook(part)
-
-
-def _remove_hook(module: nn.Module) -> None:
-    for key in [key for key, hook in module._forward_pre_hooks.items() if hook is _wrap_initialized]:
-        del module._forward_pre_hooks[key]
-
-
-def _wrap_initialized(module: nn.Module, args: Any) -> None:
-    """Wrap the parameters, once. Runs after the hook of `LazyModuleMixin`, which was registered before."""
-    _wrap(list(_castable_parameters(module, recurse=False)))
-    _remove_hook(module)
-
-
-def _check_dtype(tensor: Tensor) -> None:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise TypeError(
-            f"wrap() takes tensors of floating point and complex dtypes, but `obj` has the dtype {tensor.dtype}."
-        )
-
-
-def _castable_parameters(module: nn.Module, recurse: bool = True) -> Iterator[nn.Parameter]:
-    return (p for p in module.parameters(recurse) if p.is_floating_point() or p.is_complex())
-
-
-# ---- A warning about backward passes inside autocast regions
-#
-# The operators of a backward pass run in the dtypes of the forward pass. Inside a region they would also autocast,
-# because the autograd engine takes the state of the thread. PyTorch's documentation warns about this; its code does
-# not.
-
-
-_warned: dict[tuple[str, int], object] = {}
-
-# The position of `create_graph` in the arguments of `_engine_run_backward()` after the outputs.
-CREATE_GRAPH = 2
-
-
-@while_autocasting.replaces(
-    torch.autograd.graph, "_engine_run_backward", reason="runs no operator when a backward pass begins"
-)
-def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    if _C.is_in_enabled_region() and not _is_of_a_transform():
-        _warn()
-    creates_graph = args[CREATE_GRAPH] if len(args) > CREATE_GRAPH else kwargs.get("create_graph", False)
-    is_number = isinstance(creates_graph, int)  # the engine raises for other types
-    return _C.call_in_backward(is_number and bool(creates_graph), original, outputs, *args, **kwargs)
-
-
-def _is_of_a_transform() -> bool:
-    """Return True if no line of the program runs between forward and backward.
-
-    In `torch.func.grad` they are one call. `torch.compile` traces both when the first one is called.
-    """
-    is_compiling = torch._guards.TracingContext.try_get() is not None
-    return is_compiling or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _warn() -> None:
-    """Warn once for each source line of the user."""
-    frame = users_frame()
-    if frame is None:
-        return  # a thread started by a library
-    line = (frame.f_code.co_filename, frame.f_lineno)
-    this_call = object()
-    if _warned.setdefault(line, this_call) is not this_call:  # of two threads, one is first
-        return
-    warnings.warn_explicit(
-        f"{line[0]}:{line[1]} runs backward() inside an autocast region: the operators of the backward pass run in "
-        "the dtypes of the forward pass, unless the region casts them again. Leave the region before it.",
-        TorchextWarning,
-        *line,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..internals.arguments import renamed_function
 from .loading import LoadedKeys, load_checkpoint
 from .saving import CheckpointPlan, plan_checkpoint, save_safetensors
 
@@ -11,6 +10,3 @@ __all__ = ["CheckpointPlan", "LoadedKeys", "load_checkpoint", "plan_checkpoint",
 
 def __dir__() -> list[str]:
     return __all__
-
-
-load_safetensors = renamed_function("load_safetensors", load_checkpoint)

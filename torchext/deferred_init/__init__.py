@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .. import _C
-from ..internals.arguments import check_is_dtype, warn_deprecated
+from ..internals.arguments import check_is_dtype
 from ..internals.calls import Block
 from ..internals.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..internals.imports import names_from
@@ -115,20 +114,8 @@ def deferred_init(fn: Callable[..., T] | EllipsisType = ..., /, *args: Any, **kw
         return Block("deferred_init", partial(Recording, **kwargs), is_resumable=True)
     if not callable(fn):
         raise TypeError(f"deferred_init() takes a function or a class, but `fn` is a {type(fn).__name__}.")
-    if "trace" in kwargs and not _accepts_trace(fn):
-        warn_deprecated("deferred_init(fn, ..., trace=)", "with deferred_init(trace=...):")
-        with Recording(trace=kwargs.pop("trace")):
-            return fn(*args, **kwargs)
     with Recording():
         return fn(*args, **kwargs)
-
-
-def _accepts_trace(fn: Callable[..., object]) -> bool:
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
-    return "trace" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def is_deferred(obj: torch.Tensor | Module) -> bool:
@@ -247,7 +234,10 @@ def materialize_module(
         raise TypeError(f"materialize_module() takes a module, but `module` is a {type(module).__name__}.")
     check_is_dtype(dtype)
     if not isinstance(buffers_only, bool):
-        buffers_only, optimizer = _by_position(buffers_only, optimizer)
+        raise TypeError(
+            "materialize_module() takes `buffers_only`, a bool, as the second positional argument, got "
+            f"{type(buffers_only).__name__}. Pass `optimizer=`, `device=` and `dtype=` as keywords."
+        )
     optimizers = _optimizers(optimizer) if optimizer else ()
     tensors = _Tensors([], [], [])
     is_whole = not buffers_only and check_fn is None and device is None and dtype is None and check_ranks is False
@@ -267,21 +257,6 @@ def materialize_module(
         tensors.add(state_of(one, wholes))
     tensors.materialize(device, dtype, retain_graph, progress)
     return module
-
-
-def _by_position(second: Any, optimizer: Any) -> tuple[bool, Any]:
-    """Return `buffers_only` and `optimizer` of a call whose second positional argument is not a Boolean."""
-    if isinstance(second, str | torch.device | torch.dtype):
-        raise TypeError(
-            f"materialize_module() takes `device=` and `dtype=` as keywords, but the second positional argument is "
-            f"{second!r}."
-        )
-    if not isinstance(second, Optimizer | Sequence):
-        return second, optimizer
-    if optimizer:
-        raise TypeError("materialize_module() takes optimizers in one place, but they were given in two.")
-    warn_deprecated("materialize_module(module, optimizer)", "materialize_module(module, optimizer=optimizer)")
-    return False, second
 
 
 def _optimizers(given: Optimizer | Sequence[Optimizer]) -> Sequence[Optimizer]:

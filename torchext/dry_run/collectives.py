@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..internals.arguments import RenamedAttribute
 from ..internals.text import Column, Table
 from ..memory.plots import in_units
 
@@ -71,9 +70,6 @@ class Collective:
     overlaps_with: tuple[Place, ...] = ()
     bytes_kept: int = 0
 
-    bytes_in = RenamedAttribute("bytes_sent")
-    bytes_out = RenamedAttribute("bytes_received")
-
     @property
     def group_size(self) -> int:
         """The number of ranks of the group."""
@@ -131,9 +127,6 @@ class GroupSummary:
     bytes_sent: int
     bytes_received: int
     phase: str = ""
-
-    bytes_in = RenamedAttribute("bytes_sent")
-    bytes_out = RenamedAttribute("bytes_received")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as builtin types, for JSON."""

@@ -19,7 +19,7 @@ from ..descriptions import DEFAULT_VALUES, AssumedValue, FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
 from ..fake.values import AssumedValues, ValuePolicy, assuming_values
-from ..internals.arguments import RenamedAttribute, check_is_int, renamed_keywords
+from ..internals.arguments import check_is_int
 from ..internals.calls import Block
 from . import ddp_reducer, engines, placeholders, process_groups, saving  # noqa: F401  (declare replacements)
 from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declares replacements)
@@ -47,8 +47,6 @@ class World:
         per_node: The number of ranks and GPUs of a machine.
         gpu: The GPUs of a machine; None for a job without GPUs.
     """
-
-    gpus = RenamedAttribute("gpu")
 
     def __init__(
         self,
@@ -196,7 +194,6 @@ def _destroy_groups() -> None:
         dist.destroy_process_group()
 
 
-@renamed_keywords(gpus="gpu")
 def world(
     size: int,
     rank: int = 0,

@@ -1,4 +1,4 @@
-"""Autocast regions and AmpTensors in traced code."""
+"""Our guards in traced code: autocast regions, with AmpTensors, and blocks of inference mode."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ BY_OBJECT = [
 ]
 
 
-# ---- AmpTensors in traced code
+# ---- AmpTensors
 #
 # Dynamo traces with fakes, which get the marks of the tensors that they represent. Operators therefore treat them like
 # the real tensors, and the dtypes that Dynamo records are those of eager code. AOTAutograd traces the graph again with
@@ -313,7 +313,7 @@ def _guarding(kind: int) -> Callable[[Any, Any], None]:
     return guard_amp_kind
 
 
-# ---- Blocks of inference mode in traced code. `results` handles their tensors
+# ---- Blocks of inference mode. `results.py` handles their tensors
 
 
 Block = _C.InferenceBlock | _C.NormalTensorsBlock

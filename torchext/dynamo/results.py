@@ -1,17 +1,4 @@
-"""Makes the results of compiled code inference tensors where eager code would.
-
-Code compiled by AOTAutograd allocates its tensors in the mode in which it is called. Therefore `torch.inference_mode`
-in a graph has normal tensors as results, if it can be compiled at all: views of tensors that require a gradient cannot.
-Our block is only a grad mode in such a graph. While Dynamo traces, this module records the mode of each operator. A
-tensor is an inference tensor if the operator that made its storage was called in inference mode. The results are
-handled as follows:
-
-- If all operators were called in the same mode, the code runs in that mode, and its results are correct.
-- Otherwise the code runs outside of inference mode, and the results concerned are wrapped in inference tensors: on the
-  same storage, or on a copy where autograd may have saved the storage.
-
-The backend "eager" calls the operators as they were traced, so there the blocks stay in the graph.
-"""
+"""The parts that our guards share in traced code: guards in graphs, inference tensors as results, and variables."""
 
 from __future__ import annotations
 
@@ -59,7 +46,6 @@ __all__ = [
     "inline",
     "is_function",
     "leave",
-    "restoring_state",
     "results_of",
 ]
 
@@ -95,7 +81,7 @@ def leave(guard: Guard) -> None:
     guard.__exit__(None, None, None)
 
 
-def restoring_state(compiled: Compiled) -> Compiled:
+def _restoring_state(compiled: Compiled) -> Compiled:
     """Return a function that calls `compiled` and restores the thread's state if that raises an error.
 
     Must be called in the state in which the code runs: the code is compiled for this state only.
@@ -138,7 +124,19 @@ def _state_here() -> list[Callable[[], object]]:
     return steps
 
 
-# ---- Makes the results of compiled code inference tensors where eager code would
+# ---- Results of compiled code that are inference tensors where those of eager code would be
+#
+# Code compiled by AOTAutograd allocates its tensors in the mode in which it is called. Therefore `torch.inference_mode`
+# in a graph has normal tensors as results, if it can be compiled at all: views of tensors that require a gradient
+# cannot. Our block is only a grad mode in such a graph. While Dynamo traces, `Results` records the mode of each
+# operator. A tensor is an inference tensor if the operator that made its storage was called in inference mode. The
+# results are handled as follows:
+#
+# - If all operators were called in the same mode, the code runs in that mode, and its results are correct.
+# - Otherwise the code runs outside of inference mode, and the results concerned are wrapped in inference tensors: on
+#   the same storage, or on a copy where autograd may have saved the storage.
+#
+# The backend "eager" calls the operators as they were traced, so there the blocks stay in the graph.
 
 
 class Mode(enum.Enum):
@@ -241,8 +239,8 @@ class Results:
             self._replace_blocks(graph_module)
 
     def _always_autocasts(self, graph_module: GraphModule) -> bool:
-        enter = torch.amp._enter_autocast  # type: ignore[attr-defined]
-        states = [node.args[2] for node in graph_module.graph.nodes if node.target is enter]
+        enter_region = torch.amp._enter_autocast  # type: ignore[attr-defined]
+        states = [node.args[2] for node in graph_module.graph.nodes if node.target is enter_region]
         return all(states) and all(map(torch.is_autocast_enabled, self._unclean_on))
 
     def _make_plan(self, graph_module: GraphModule) -> _Plan:
@@ -276,8 +274,8 @@ class Results:
         def compile_graph(graph_module: GraphModule, inputs: Any, **options: Any) -> Compiled:
             if self._why_not_compiled:
                 _warn_once(self._output.root_tx.f_code, self._why_not_compiled)
-                return restoring_state(graph_module.forward)
-            compiled: Compiled = restoring_state(compiler(graph_module, inputs, **options))
+                return _restoring_state(graph_module.forward)
+            compiled: Compiled = _restoring_state(compiler(graph_module, inputs, **options))
             if self._plan is None or self._output.export:
                 return compiled
             bypass_package(self._output)
@@ -378,7 +376,7 @@ def _is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("example_value"), torch.Tensor)
 
 
-# ---- Common base of our variables, and functions that break the graph
+# ---- The common base of our variables
 
 
 Builder = Any

@@ -28,6 +28,8 @@ __all__ = ["carry_blocks", "carry_blocks_to_threads", "fakes_on_this_thread", "i
 
 
 class _Thread(threading.local):
+    carries = False  # whether threads started by this one get its blocks
+
     def __init__(self) -> None:
         # Number of times our mode has been entered since the last FakeTensorMode.
         self.depth = 0
@@ -101,7 +103,7 @@ def _from_tensor(original: Function, /, self: FakeTensorMode, *args: Any, **kwar
         _resume()
 
 
-# ---- Checks for FakeTensors
+# ---- Checks for FakeTensors in PyTorch and in the package transformers
 
 
 @while_fakes_live.replaces(fake_tensor, "_is_plain_tensor", reason="decides if item() works", concerns=Concerns.FAKES)
@@ -123,7 +125,19 @@ if hasattr(torch._C, "_is_fake_tensor"):
         return val.detach()
 
 
-# ---- Checks for patched PyTorch functions, whose arguments can be any object
+@while_fakes_live.replaces(
+    "transformers.utils.import_utils",
+    "is_fake_tensor",
+    needs="is_fake_tensor",
+    reason="transformers reads values of masks unless they are fake",
+)
+def _is_fake_for_transformers(original: Function, x: Any) -> bool:
+    """Transformers then skips checks that read values, for example of attention masks."""
+    ours = isinstance(x, torch.Tensor) and _C.is_fake(x) and not _C.is_deferred(x)
+    return ours or bool(original(x))
+
+
+# ---- Our checks, for patched functions, whose arguments can be any object
 
 
 def is_fake_tensor(obj: object) -> bool:
@@ -149,13 +163,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _CarryingThread(threading.local):
-    carries = False  # whether threads started by this one get its blocks
-
-
-_thread_state = _CarryingThread()
-
-
 class _Blocks(NamedTuple):
     """The open blocks of a thread."""
 
@@ -169,21 +176,15 @@ class _Blocks(NamedTuple):
     def of_this_thread(cls) -> _Blocks:
         scope = _C.set_memory_scope(-1, 0, False)
         _C.set_memory_scope(*scope)
-        return cls(
-            _C.are_factories_fake(),
-            _C.fake_cuda_devices(),
-            _C.fake_gpu(),
-            scope[2],
-            _thread_state.carries,
-        )
+        return cls(_C.are_factories_fake(), _C.fake_cuda_devices(), _C.fake_gpu(), scope[2], _thread.carries)
 
     @contextmanager
     def on_this_thread(self) -> Iterator[None]:
         if not (self.makes_fakes or self.devices):
             yield
             return
-        outer, carries = _C.set_memory_scope(-1, _OTHER_PHASE, self.traces_lines), _thread_state.carries
-        _thread_state.carries = self.carries
+        outer, carries = _C.set_memory_scope(-1, _OTHER_PHASE, self.traces_lines), _thread.carries
+        _thread.carries = self.carries
         try:
             with while_fakes_live.hold(), functions.same_devices(self.devices, self.gpu):
                 if self.makes_fakes:
@@ -192,7 +193,7 @@ class _Blocks(NamedTuple):
                 else:
                     yield
         finally:
-            _thread_state.carries = carries
+            _thread.carries = carries
             _C.set_memory_scope(*outer)
 
 
@@ -233,15 +234,15 @@ def carry_blocks_to_threads() -> Iterator[None]:
     """Let threads that are started in the block, and their threads, be in the blocks of the thread that starts them.
 
     This is for threads that libraries start. A thread is in these blocks until it ends, even if they are left before.
-    Shut down thread pools inside the block. `torchext dry-run` and `torchext.memory.fits()` do this for the
-    whole program.
+    Shut down thread pools inside the block. `torchext dry-run` and `torchext.memory.fits()` do this for the whole
+    program.
     """
-    carries, _thread_state.carries = _thread_state.carries, True
+    carries, _thread.carries = _thread.carries, True
     try:
         with _while_threads_are_carried.hold():
             yield
     finally:
-        _thread_state.carries = carries
+        _thread.carries = carries
 
 
 _while_threads_are_carried = Lease("a block of carry_blocks_to_threads() is open")
@@ -254,7 +255,7 @@ STARTS = "starts threads that are in no block"
 )
 @_while_threads_are_carried.replaces(thread_module, "start_new_thread", reason=STARTS)
 def _start(original: Function, /, *args: Any, **kwargs: Any) -> Any:
-    if not _thread_state.carries:
+    if not _thread.carries:
         return original(*args, **kwargs)
     if args:
         return original(carry_blocks(args[0]), *args[1:], **kwargs)

@@ -1,7 +1,8 @@
-"""Higher-order operators (`torch.cond`, `scan`, `while_loop`, `flex_attention`, ...) on fake and deferred tensors.
+"""Higher-order operators on fake and deferred tensors, and functions that communicate metadata in tensors.
 
-They are Python functions that choose a registered implementation by the highest dispatch key
-(`HigherOrderOperator.dispatch`). The patch of this method provides ours, also for operators that are defined later:
+Higher-order operators (`torch.cond`, `scan`, `while_loop`, `flex_attention`, ...) are Python functions that choose a
+registered implementation by the highest dispatch key (`HigherOrderOperator.dispatch`). The patch of this method
+provides ours, also for operators that are defined later:
 
 - Deferred tensors have values, so the implementation for real tensors runs, and the operators that it calls are
   recorded.
@@ -44,43 +45,6 @@ __all__ = [
     "may_not_run",
     "that_may_not_run",
 ]
-
-
-# ---- Patches for functions that communicate metadata in tensors, not values of the user's tensors
-#
-# `dist.broadcast_object_list()` puts pickled objects into tensors, a `DeviceMesh` puts ranks there, and a `DTensor` the
-# indices of the local shard. In a block these tensors would be fake or deferred. They have to be real, like the
-# processes.
-
-
-COMPUTES_SHARD = "_compute_local_shape_and_global_offset"
-
-while_fakes_live.replaces(
-    "torch.distributed.tensor._utils",
-    COMPUTES_SHARD,
-    needs=COMPUTES_SHARD,
-    reason="puts the indices of a shard into a tensor",
-)(call_on_real_tensors)
-
-
-if dist.is_available():
-    while_fakes_live.replaces(
-        "torch.distributed.distributed_c10d",
-        *("all_gather_object", "broadcast_object_list", "gather_object"),
-        *("recv_object_list", "scatter_object_list", "send_object_list"),
-        reason="puts pickled objects into tensors",
-    )(call_on_real_tensors)
-    while_fakes_live.replaces("torch.distributed.device_mesh", "init_device_mesh", reason="puts ranks into a tensor")(
-        call_on_real_tensors
-    )
-    for _name in ("__init__", "_concatenate", "_flatten", "_unflatten", "from_group"):
-        while_fakes_live.replaces(
-            "torch.distributed.device_mesh:DeviceMesh", _name, needs=_name, reason="puts ranks into a tensor"
-        )(call_on_real_tensors)
-
-
-# ---- Higher-order operators (`torch.cond`
-
 
 _torch: Any = torch._C
 _parse: Callable[[str], Any] = _torch._parse_dispatch_key
@@ -357,3 +321,36 @@ class _Kernel(torch.autograd.Function):
         del products
         captured = [torch.empty_like(tensor) for tensor in inputs[3:]]
         return None, None, *made[:3], *captured
+
+
+# ---- Functions that communicate metadata in tensors, not values of the user's tensors
+#
+# `dist.broadcast_object_list()` puts pickled objects into tensors, a `DeviceMesh` puts ranks there, and a `DTensor` the
+# indices of the local shard. In a block these tensors would be fake or deferred. They have to be real, like the
+# processes.
+
+
+COMPUTES_SHARD = "_compute_local_shape_and_global_offset"
+
+while_fakes_live.replaces(
+    "torch.distributed.tensor._utils",
+    COMPUTES_SHARD,
+    needs=COMPUTES_SHARD,
+    reason="puts the indices of a shard into a tensor",
+)(call_on_real_tensors)
+
+
+if dist.is_available():
+    while_fakes_live.replaces(
+        "torch.distributed.distributed_c10d",
+        *("all_gather_object", "broadcast_object_list", "gather_object"),
+        *("recv_object_list", "scatter_object_list", "send_object_list"),
+        reason="puts pickled objects into tensors",
+    )(call_on_real_tensors)
+    while_fakes_live.replaces("torch.distributed.device_mesh", "init_device_mesh", reason="puts ranks into a tensor")(
+        call_on_real_tensors
+    )
+    for _name in ("__init__", "_concatenate", "_flatten", "_unflatten", "from_group"):
+        while_fakes_live.replaces(
+            "torch.distributed.device_mesh:DeviceMesh", _name, needs=_name, reason="puts ranks into a tensor"
+        )(call_on_real_tensors)

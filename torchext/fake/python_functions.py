@@ -34,10 +34,6 @@ from .values import assumes_values
 
 __all__ = ["CHUNK", "Sampler", "count_draws", "sample"]
 
-
-# ---- PyTorch's Python functions that reject fakes although real tensors are accepted, or raise misleading errors
-
-
 _HAS_CUDA_KERNEL = re.compile(r"\n(  structured_delegate:|    [^:\n]*CUDA)")
 
 
@@ -228,7 +224,7 @@ def _find_the_function(original: Callable[..., Any]) -> Callable[..., Any]:
 while_fakes_live.declare(_call_directly)
 
 
-# ---- `torch.nn.init.trunc_normal_`, which redraws rejected elements, and other samplers that reject
+# ---- `torch.nn.init.trunc_normal_`, which redraws rejected elements
 
 
 P = ParamSpec("P")
@@ -251,8 +247,8 @@ def _define_sampling() -> None:
     )
 
     def run(
-        self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+        self: Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
+    ) -> Tensor:
         in_chunks = self.is_cpu and self.is_contiguous() and self.numel() >= 2 * CHUNK
         if generator is None or not in_chunks:
             return quiet(self, mean, std, a, b, generator)
@@ -264,12 +260,12 @@ def _define_sampling() -> None:
     ) -> int:
         return count_draws(partial(draw, mean, std, a, b), numel, dtype, generator)
 
-    def draw(mean: float, std: float, a: float, b: float, tensor: torch.Tensor, generator: torch.Generator) -> object:
+    def draw(mean: float, std: float, a: float, b: float, tensor: Tensor, generator: torch.Generator) -> object:
         return quiet(tensor, mean, std, a, b, generator)
 
     def fake(
-        self: torch.Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+        self: Tensor, mean: float, std: float, a: float, b: float, *, generator: torch.Generator | None = None
+    ) -> Tensor:
         return self
 
     for key in ("CPU", "CUDA"):
@@ -281,7 +277,7 @@ def _define_sampling() -> None:
 
 def _trunc_normal_(
     original: Function,
-    tensor: torch.Tensor,
+    tensor: Tensor,
     mean: float,
     std: float,
     a: float,
@@ -331,15 +327,15 @@ def _without_warnings(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", copy)
 
 
-def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
+def _conjugated(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex64).conj()
 
 
-def _negated(tensor: torch.Tensor) -> torch.Tensor:
+def _negated(tensor: Tensor) -> Tensor:
     return _conjugated(tensor).imag
 
 
-def _call_on_nothing(function: Callable[..., Any], view: Callable[[torch.Tensor], torch.Tensor], *args: Any) -> None:
+def _call_on_nothing(function: Callable[..., Any], view: Callable[[Tensor], Tensor], *args: Any) -> None:
     """Call `function` with `view` of an empty real tensor, hidden from the user's modes."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), without_our_keys():
         function(view(torch.empty(0)), *args)
@@ -369,7 +365,7 @@ def _never_rejects(mean: float, std: float, a: float, b: float) -> bool:
 # chunk would get in a fill of the whole tensor.
 
 
-Sampler = Callable[[torch.Tensor, torch.Generator], object]
+Sampler = Callable[[Tensor, torch.Generator], object]
 """Fills a tensor in place, by `normal_` and `uniform_` of tensors of its size with the given generator."""
 
 CHUNK = 2**20
@@ -417,7 +413,7 @@ def count_draws(sampler: Sampler, numel: int, dtype: torch.dtype, generator: tor
     return max(draws(start, size) for start, size in _chunks(numel))
 
 
-def sample(sampler: Sampler, tensor: torch.Tensor, generator: torch.Generator) -> None:
+def sample(sampler: Sampler, tensor: Tensor, generator: torch.Generator) -> None:
     """Fill the contiguous `tensor` and advance `generator` exactly like `sampler`, chunk by chunk."""
     flat = tensor.view(-1)
     end, most_draws = generator, -1

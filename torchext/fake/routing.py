@@ -23,10 +23,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
-from .. import _C
-from ..internals.leases import while_fakes_live
-from ..internals.patching import Function
-
 __all__ = ["ROUTING", "Balanced", "Routing", "make_routing", "routing_module"]
 
 ROUTING = ("balanced", "same", "worst", "histogram:FILE")
@@ -320,18 +316,3 @@ def _apportion(shares: Tensor, total: int, most: int) -> Tensor:
         remainders = (exact - counts).masked_fill_(counts >= most, -math.inf)
         counts[remainders.topk(min(missing, int((counts < most).sum()))).indices] += 1
     return counts
-
-
-# ---- The package transformers, which reads values unless it detects a FakeTensor
-
-
-@while_fakes_live.replaces(
-    "transformers.utils.import_utils",
-    "is_fake_tensor",
-    needs="is_fake_tensor",
-    reason="transformers reads values of masks unless they are fake",
-)
-def _is_fake_tensor(original: Function, x: Any) -> bool:
-    """Transformers then skips checks that read values, for example of attention masks."""
-    ours = isinstance(x, torch.Tensor) and _C.is_fake(x) and not _C.is_deferred(x)
-    return ours or bool(original(x))

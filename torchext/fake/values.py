@@ -55,10 +55,7 @@ __all__ = [
 OF_MODES = {
     str(Path(torch.__file__).parent / name)
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
-} | {
-    str(Path(__file__).parent / "patches" / name)
-    for name in ("tensors.py", "python_data.py")  # they replace functions that read values
-}
+} | {str(Path(__file__).parent / "patches/tensors.py")}  # replaces functions that read values
 
 # Largest number of distinct answers that a report shows for one place.
 MOST_ANSWERS = 3

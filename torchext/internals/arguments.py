@@ -5,15 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from typing import ParamSpec, SupportsIndex, TypeVar
 
 from ..errors import TorchextDeprecationWarning
 
 __all__ = [
-    "RenamedAttribute",
     "check_is_dtype",
     "check_is_int",
-    "renamed_function",
     "renamed_keywords",
     "warn_deprecated",
 ]
@@ -58,37 +56,6 @@ def renamed_keywords(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T
 def _name(function: Callable[..., object]) -> str:
     name: str = getattr(function, "__qualname__", repr(function))
     return name.removesuffix(".__init__")
-
-
-def renamed_function(old: str, new: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that warns and calls `new`, to be assigned to the name `old`."""
-
-    @wraps(new)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        warn_deprecated(old, _name(new))
-        return new(*args, **kwargs)
-
-    run.__name__ = run.__qualname__ = old
-    run.__doc__ = f"Deprecated name of `{_name(new)}`."
-    return run
-
-
-class RenamedAttribute:
-    """A read-only attribute under its old name: `bytes_in = RenamedAttribute("bytes_sent")` in the body of a class."""
-
-    def __init__(self, new: str) -> None:
-        self._new = new
-        self._old = ""
-        self.__doc__ = f"Deprecated name of `{new}`."
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._old = f"{owner.__name__}.{name}"
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        warn_deprecated(self._old, self._new)
-        return getattr(instance, self._new)
 
 
 # ---- Checks of the types of arguments

@@ -1,4 +1,4 @@
-"""Access to this thread's dispatch keys for fakes and deferred initialization."""
+"""Our dispatch keys on this thread, and patches of Python code in PyTorch that has to support them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _pass_by(original: Function, self: Any, dispatch_key: Any, /, *args: Any, **
     return self.dispatch(compute_keys(args, kwargs, others).highestPriorityTypeId(), *args, **kwargs)
 
 
-# ---- Patches of Python code in PyTorch that has to support the dispatch key of marked tensors
+# ---- The dispatch key of marked tensors
 #
 # Marks identify AmpTensors and record the source lines that made inference tensors: NOTE [Marked tensors] in
 # tensor_marks.h. Nothing is patched before the first use of either. `torch.compile` traces without marks.

@@ -9,6 +9,8 @@ such as those of `torch.overrides`, for TorchScript, Dynamo and subclasses with 
 - A method, a property, a constructor or a C function gets another definition: NOTE [Replaced C functions] in
   csrc/python/patching.cpp.
 - For anything else, such as a slot of a type or a value that is not callable, the attribute itself is replaced.
+
+Patches that only some releases of PyTorch need depend on `DIFFERENCES`.
 """
 
 from __future__ import annotations
@@ -469,7 +471,7 @@ def once(function: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-# ---- The installed release of PyTorch, which is the one that torchext was built for, and its differences
+# ---- The installed release of PyTorch, for which torchext was built, and how it differs from others
 
 
 TORCH_RELEASE: tuple[int, ...] = tuple(int(part) for part in _C.built_for_torch.split(".")[:2])

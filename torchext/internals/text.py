@@ -132,7 +132,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-# ---- Sizes, source lines and progress bars as text
+# ---- Sizes
 
 
 UNITS = {

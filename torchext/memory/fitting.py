@@ -15,7 +15,6 @@ from ..descriptions import DEFAULT_VALUES, AssumedValue, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
 from ..fake.values import ValuePolicy, assuming_values
-from ..internals.arguments import RenamedAttribute, renamed_keywords
 from ..internals.text import Column, Table, plain
 from .plots import in_units
 from .tracking import TrackedMemory, track_memory
@@ -49,8 +48,6 @@ class Fit:
     error: torch.OutOfMemoryError | None = None
     assumed: list[AssumedValue] = field(default_factory=list)
     gpu: str = ""
-
-    peak = RenamedAttribute("peak_reserved")
 
     @property
     def peak_allocated(self) -> int:
@@ -124,7 +121,6 @@ class MaxBatch(int):
         return {"size": int(self), "assumed": plain(self.assumed)}
 
 
-@renamed_keywords(device="gpu", lines="trace")
 def fits(
     program: Callable[[], Any],
     gpu: str | int | FakeGPU = "H100-80GB",
@@ -163,7 +159,7 @@ def fits(
         warnings.warn(
             f"fits(): {gpu!r} has no memory limit, so every program fits. {NAME_A_MODEL}",
             TorchextWarning,
-            stacklevel=3,  # of the caller of the decorated function
+            stacklevel=2,
         )
     if fit and not fit.peak_reserved:
         _warn_of_empty_gpu("fits", fit.gpu)
@@ -175,7 +171,7 @@ def _warn_of_empty_gpu(function: str, gpu: str) -> None:
         f"{function}(): the program has allocated no memory on {gpu}, so the result is not about that GPU. "
         'Construct the model and its inputs on "cuda" in the program.',
         TorchextWarning,
-        stacklevel=4,  # of the caller of the decorated function
+        stacklevel=3,
     )
 
 
@@ -239,7 +235,6 @@ def one_gpu(gpu: str | int | FakeGPU, *, must_have_limit: bool = False) -> FakeG
     return described
 
 
-@renamed_keywords(device="gpu")
 def max_batch(
     make_step: Callable[[int], Callable[[], Any]],
     gpu: str | int | FakeGPU = "H100-80GB",

@@ -20,7 +20,6 @@ from torch.utils.weak import TensorWeakRef
 from .. import _C
 from ..fake.addresses import showing_addresses
 from ..fake.cuda import memory
-from ..internals.arguments import renamed_keywords, warn_deprecated
 from ..internals.held_tensors import parts_of
 from . import plots
 from .timeline import PINNED, Action, Allocation, Category, MemoryState, Phase, Timeline, save_snapshot, summed
@@ -217,11 +216,6 @@ class TrackedMemory:
             ValueError: Nothing was allocated on `device`.
         """
         return self._peak(device, of_reserved=True)
-
-    def peak(self, device: torch.device | str | None = None, *, of_reserved: bool = False) -> MemoryState:
-        """Deprecated: use `peak_allocated()` or `peak_reserved()`."""
-        warn_deprecated("TrackedMemory.peak()", "peak_reserved()" if of_reserved else "peak_allocated()")
-        return self._peak(device, of_reserved)
 
     def _peak(self, device: torch.device | str | None, of_reserved: bool) -> MemoryState:
         name = self._device(device)
@@ -459,7 +453,6 @@ class TrackedMemory:
         )
 
 
-@renamed_keywords(lines="trace")
 @contextmanager
 def track_memory(*, trace: bool = False) -> Iterator[TrackedMemory]:
     """Record the memory of tensors in the block: how much, when, for which purpose, and which module holds it.

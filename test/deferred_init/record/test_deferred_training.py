@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, Adagrad, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from torchext import TorchextDeprecationWarning
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 
 OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "centered", "maximize", "nesterov")
@@ -271,22 +270,13 @@ class TestGrowingRecordings:
             train(model, optimizer, 301)
 
 
-@pytest.mark.parametrize("pack", [lambda optimizer: optimizer, lambda optimizer: [optimizer]], ids=["one", "list"])
-def test_optimizer_in_second_place_is_deprecated(pack: Callable[[Optimizer], Any]) -> None:
+def test_optimizers_are_keywords() -> None:
     model = deferred_init(nn.Linear, 2, 2)
-    optimizer = deferred_init(lambda: AdamW(model.parameters(), lr=torch.tensor(1.0), foreach=False))
-    with pytest.warns(TorchextDeprecationWarning, match=r"use `materialize_module\(module, optimizer=optimizer\)`"):
-        materialize_module(model, pack(optimizer))
-    assert not is_deferred(optimizer.param_groups[0]["lr"])
-
-
-def test_optimizers_in_two_places_are_refused() -> None:
-    model = deferred_init(nn.Linear, 2, 2)
-    first, second = (torch.optim.SGD(model.parameters()) for _ in range(2))
-    with pytest.raises(TypeError, match="takes optimizers in one place"):
-        materialize_module(model, first, optimizer=[second])
+    with pytest.raises(TypeError, match="second positional argument, got SGD. Pass `optimizer=`"):
+        materialize_module(model, torch.optim.SGD(model.parameters()))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes optimizers, but was given a str"):
-        materialize_module(model, optimizer="SGD")
+        materialize_module(model, optimizer="SGD")  # type: ignore[arg-type]
+    assert is_deferred(model)
     materialize_module(model, optimizer=None)
 
 

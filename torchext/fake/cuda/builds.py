@@ -208,9 +208,9 @@ if not hasattr(torch._C, "_cudart"):
     while_devices_exist.declare(_declare_runtime)
 
 
-# ---- `torch.nn.parallel.comm` on fake CUDA devices, composed of operators like comm.cpp of a CUDA build
+# ---- `torch.nn.parallel.comm`, composed of operators like comm.cpp of a CUDA build
 #
-# `DataParallel` calls it, even for one device. A build for CPUs does not have it.
+# `DataParallel` calls it, even for one device. Builds for CPUs do not have the functions that it calls.
 
 
 def _scatter(

@@ -1,4 +1,4 @@
-"""The functions of `torch.cuda` that list, select and describe fake devices."""
+"""Fake CUDA devices: replacement of functions on the threads that have them, and queries of the devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from ...internals.leases import Lease
 from ...internals.patching import Function
 
 __all__ = ["DEVICES", "QUERIES", "answers", "check_index", "index_of", "while_devices_exist"]
-
-
-# ---- Functions that answer for fake CUDA devices, on the threads that have them
-
-
 while_devices_exist = Lease("a block of fake_mode(gpu=...) is open")
 
 
@@ -40,7 +35,7 @@ def _answer(answer: Function, original: Function, /, *args: Any, **kwargs: Any) 
     return (answer if _C.fake_cuda_devices() else original)(*args, **kwargs)
 
 
-# ---- The functions of `torch.cuda` that list, select and describe fake devices
+# ---- Functions of `torch.cuda` that list, select and describe devices
 
 
 def index_of(device: Any = None) -> int:

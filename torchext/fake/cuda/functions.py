@@ -19,17 +19,16 @@ from ... import _C
 from ...descriptions import FakeGPU, as_fake_gpu
 from ...internals.leases import while_fakes_live
 from ...internals.patching import Function, once
-from . import builds  # noqa: F401  (declares its patches)
 from .builds import refuse_tuning
 from .devices import QUERIES, answers, index_of, while_devices_exist
 from .libraries import NO_POOLS, refusing_call, settings
 from .memory import forget_program
 from .streams import GRAPHS, FakeEvent, FakeGraph, FakePool, FakeStream, current_stream, set_stream
 
-__all__ = ["RANDOM", "apply_default_type", "fake_cuda", "forget_default_type", "leave_default_type", "same_devices"]
+__all__ = ["apply_default_type", "fake_cuda", "forget_default_type", "leave_default_type", "same_devices"]
 
 
-# ---- Random number generators of fake CUDA devices
+# ---- Random number generators
 
 
 def _generator(device: Any = "cuda") -> torch.Generator:
@@ -111,9 +110,6 @@ def _declare_generators() -> None:
 while_devices_exist.declare(_declare_generators)
 
 
-# ---- The functions of `torch.cuda` on a machine without CUDA devices, while a thread is in a `fake_mode(gpu=...)`
-
-
 # ---- `torch.set_default_tensor_type()` with a CUDA type, which PyTorch without CUDA rejects
 #
 # It sets the default dtype and the default device. A device that the program has set by `torch.set_default_device()`
@@ -172,7 +168,7 @@ def forget_default_type() -> None:
         torch.set_default_dtype(_dtypes.pop())
 
 
-# ---- Functions of `torch.cuda`
+# ---- Blocks of fake devices, and the replaced functions
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Streams, events, CUDA graphs and memory pools of fake devices, and the order of work on streams."""
+"""Streams, events, CUDA graphs and memory pools of fake devices, and the order of work on streams.
+
+Nothing runs on a stream, but memory is allocated for it, as on real devices.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,19 @@ __all__ = [
     "FakeStream",
     "StreamKey",
     "clock_of",
-    "clock_of_device",
     "current_stream",
     "graph_observers",
     "is_put_off",
     "listeners",
-    "order_after",
-    "order_program_after",
     "replay_observers",
     "set_stream",
 ]
 
 
-# ---- Order of the work on streams of fake devices: streams wait for events, as on a GPU
+# ---- Order of work: streams wait for events, as on a GPU
 #
-# Nothing runs on the streams. The core counts the operators that a program has issued on each stream. A clock holds the
-# number of operators of each stream that complete before other work begins.
+# The core counts the operators that a program has issued on each stream. A clock holds the number of operators of each
+# stream that complete before other work begins.
 
 
 STREAMS_PER_DEVICE = 32  # per device besides the default stream, as in csrc/extensions/cuda/fake_cuda.cpp
@@ -63,7 +63,7 @@ def clock_of(stream: StreamKey) -> Clock:
     return {**_known.get(stream, _of_program), stream: _C.work_on_fake_stream(*stream)}
 
 
-def clock_of_device(index: int) -> Clock:
+def _clock_of_device(index: int) -> Clock:
     """Return the clock at which all work issued on the device `index` so far is done."""
     return {
         stream: _C.work_on_fake_stream(*stream)
@@ -71,19 +71,19 @@ def clock_of_device(index: int) -> Clock:
     }
 
 
-def order_after(stream: StreamKey, clock: Clock) -> None:
+def _order_after(stream: StreamKey, clock: Clock) -> None:
     """Let later work on `stream` begin after `clock`."""
     _advance(_known.setdefault(stream, dict(_of_program)), clock)
     for listener in listeners:
         listener(stream, clock)
 
 
-def order_program_after(clock: Clock, stream: StreamKey) -> None:
+def _order_program_after(clock: Clock, stream: StreamKey) -> None:
     """Let later work of the program, on any stream, begin after `clock`. `stream` is its current stream."""
     _advance(_of_program, clock)
     for known in _known.values():
         _advance(known, clock)
-    order_after(stream, clock)
+    _order_after(stream, clock)
 
 
 def _advance(clock: Clock, later: Clock) -> None:
@@ -91,10 +91,10 @@ def _advance(clock: Clock, later: Clock) -> None:
         clock[stream] = max(clock.get(stream, 0), count)
 
 
-# ---- Streams and events of fake CUDA devices
+# ---- Streams and events
 #
-# Nothing runs on a stream, but memory is allocated for it, as on real devices. Events are always complete. The time
-# between two consecutively recorded events is 1 ms, so that programs may divide by it.
+# Events are always complete. The time between two consecutively recorded events is 1 ms, so that programs may divide by
+# it.
 
 
 _recorded_events = itertools.count()
@@ -151,7 +151,7 @@ class _Stream(torch.Stream):
 
     def wait_stream(self, stream: Any) -> None:
         """Order later work of this stream after the work issued on `stream` so far. This takes no time."""
-        order_after(_key(self), clock_of(_key(stream)))
+        _order_after(_key(self), clock_of(_key(stream)))
 
     def record_event(self, event: Any = None) -> Any:
         """Record `event`, or a new one, and return it."""
@@ -166,7 +166,7 @@ class _Stream(torch.Stream):
 
     def synchronize(self) -> None:
         """Order later work of the program after the work issued on this stream so far. This takes no time."""
-        order_program_after(clock_of(_key(self)), _current_key())
+        _order_program_after(clock_of(_key(self)), _current_key())
 
     def __enter__(self) -> _Stream:
         self._previous = (torch.cuda.current_stream(), torch.cuda.current_stream(self.device))
@@ -220,7 +220,7 @@ class _Event(torch.Event):
 
     def wait(self, stream: Any = None) -> None:
         """Order later work of the stream after the work that was issued before the event. This takes no time."""
-        order_after(_current_key() if stream is None else _key(stream), self._clock)
+        _order_after(_current_key() if stream is None else _key(stream), self._clock)
 
     def query(self) -> bool:
         """Return true: all work is done."""
@@ -228,7 +228,7 @@ class _Event(torch.Event):
 
     def synchronize(self) -> None:
         """Order later work of the program after the work that was issued before the event. This takes no time."""
-        order_program_after(self._clock, _current_key())
+        _order_program_after(self._clock, _current_key())
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the simulated milliseconds between two events: one for each event that was recorded in between.
@@ -287,7 +287,7 @@ def _stream(stream_id: int | None, index: int) -> tuple[int, int, int]:
 
 def _synchronize() -> None:
     """Order later work of the program after all work issued on the current device so far. This takes no time."""
-    order_program_after(clock_of_device(torch.cuda.current_device()), _current_key())
+    _order_program_after(_clock_of_device(torch.cuda.current_device()), _current_key())
 
 
 STREAMS: dict[str, Callable[..., Any]] = {
@@ -301,7 +301,7 @@ STREAMS: dict[str, Callable[..., Any]] = {
 }
 
 
-# ---- CUDA graphs and memory pools of fake devices
+# ---- CUDA graphs and memory pools
 #
 # Capturing a graph runs its body once and allocates in the graph's own pool. Replaying it computes nothing, because the
 # tensors that it writes exist already. Observers that count operations can count them at each replay.

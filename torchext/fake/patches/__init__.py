@@ -10,7 +10,7 @@ from ... import _C
 from ...internals.leases import while_fakes_live
 
 # These modules declare their patches.
-from .. import fake_tensor_mode, higher_order, meta_overrides, python_functions, routing  # noqa: F401
+from .. import fake_tensor_mode, higher_order, meta_overrides, python_functions  # noqa: F401
 from . import storages, tensors, training  # noqa: F401
 
 __all__: list[str] = []

@@ -30,7 +30,7 @@ from ..addresses import Known, address_of, are_addresses_shown, is_of_fakes, sto
 from ..copying import FakeCopy
 from ..cuda.functions import fake_cuda
 
-__all__ = ["copied_bytes", "has_data", "make_real", "no_data"]
+__all__ = ["copied_bytes", "make_real", "no_data"]
 
 REMEDY = (
     "If it was constructed by deferred_init, call torchext.deferred_init.materialize_tensor() or materialize_module() "
@@ -47,7 +47,7 @@ def no_data(what: str, tensor: Tensor) -> str:
     return f"{what} needs the data of a tensor of shape {shape}, but this tensor is fake and has no data. {REMEDY}"
 
 
-def has_data(tensor: Tensor) -> bool:
+def _has_data(tensor: Tensor) -> bool:
     """Return true if `tensor` has memory, or gets memory on access."""
     return not _C.is_fake(tensor) or (_C.is_deferred(tensor) and is_constructing())
 
@@ -132,7 +132,7 @@ def _share_memory_(original: Function, /, self: UntypedStorage, *args: Any, **kw
 
     Sending a fake to another process raises when it is pickled.
     """
-    if is_of_fakes(self) and not has_data(_C.bytes_of_storage(self)):
+    if is_of_fakes(self) and not _has_data(_C.bytes_of_storage(self)):
         if self.is_cuda:  # like a real one, whose memory any process can map
             return self
         if are_addresses_shown():
@@ -189,7 +189,7 @@ def _ask_for_memory(storage: UntypedStorage) -> None:
     if not _C.is_storage_of_fakes(storage):
         return
     all_bytes = _C.bytes_of_storage(storage)
-    if not has_data(all_bytes):
+    if not _has_data(all_bytes):
         raise RuntimeError(
             f"This storage of {storage.nbytes()} bytes is that of fake tensors and has no data. {REMEDY}"
         )
@@ -203,7 +203,7 @@ def _ask_for_memory(storage: UntypedStorage) -> None:
 
 @replaces(reductions, "reduce_storage", reason="shares memory with the other process")
 def _reduce_storage(original: Function, storage: UntypedStorage) -> Any:
-    if not is_of_fakes(storage) or has_data(all_bytes := _C.bytes_of_storage(storage)):
+    if not is_of_fakes(storage) or _has_data(all_bytes := _C.bytes_of_storage(storage)):
         return original(storage)
     if _C.is_deferred(all_bytes) and not _C.materializes_as_fakes():
         if storage.device.type != "cpu":
@@ -290,7 +290,7 @@ def _config(original: Function, /, self: torch.autograd.profiler.profile, *args:
     return original(self, *args, **kwargs)
 
 
-# ---- Patches for saving and rebuilding tensors
+# ---- Saving and rebuilding tensors
 
 
 # Data is often long lists of these.
@@ -306,11 +306,11 @@ def _save(original: Function, /, obj: object, *args: Any, **kwargs: Any) -> Any:
     return original(obj, *args, **kwargs)
 
 
-def _find_fake(obj: object, seen: set[int]) -> torch.Tensor | None:
+def _find_fake(obj: object, seen: set[int]) -> Tensor | None:
     """Return a fake tensor in the containers and modules that make up `obj`. Other objects are not searched."""
-    if isinstance(obj, torch.Tensor):
+    if isinstance(obj, Tensor):
         if not is_wrapper(obj):
-            return None if has_data(obj) else obj
+            return None if _has_data(obj) else obj
         if id(obj) in seen:
             return None
         seen.add(id(obj))

@@ -1,4 +1,4 @@
-"""Patches for tensor methods that read memory, print values, or construct by the highest dispatch key."""
+"""Patches for methods of tensors that read memory or print values, and for constructors of tensors."""
 
 from __future__ import annotations
 
@@ -152,6 +152,71 @@ for _name, _error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__
     )
 
 
+# ---- Reads of fakes in Python data from which PyTorch makes tensors
+#
+# `torch.tensor([x, y])`, `torch.asarray()`, `torch.Tensor()` and similar functions exclude the `Fake` and
+# `DeferredInit` keys while they read their data (`internal_new_from_data()`, tensor_new.cpp). The dispatcher therefore
+# does not call our handlers. A TorchFunctionMode could observe these reads, but under such a mode, code that checks
+# `torch.overrides.has_torch_function()` takes another path (`torch.nn.TransformerEncoder` in eval mode).
+
+
+_C.provide("typed_storage", torch.TypedStorage)
+
+Storage = torch.UntypedStorage | torch.TypedStorage
+WITHOUT_FAKE_KEY = "is called with the Fake key excluded while tensors are made of Python data"
+
+
+def _reads_python_data() -> bool:
+    return torch._C._dispatch_tls_is_dispatch_key_excluded("Fake")
+
+
+# The methods that read an element: `store_scalar()`, python_scalars.h.
+@replaces(Tensor, "item", "__float__", "__int__", "__index__", "__bool__", "__complex__", reason=WITHOUT_FAKE_KEY)
+def _read(original: Function, self: Tensor) -> Any:
+    if not _reads_python_data():
+        return original(self)
+    with with_our_keys():
+        return original(self)
+
+
+@replaces(Tensor, "__iter__", reason=WITHOUT_FAKE_KEY)
+def _iter(original: Function, self: Tensor) -> Any:
+    """Compute the rows of a deferred tensor together."""
+    if _reads_python_data() and _C.is_deferred(self):
+        return original(_C.evaluate(self))
+    return original(self)
+
+
+# The factories that accept a storage.
+@replaces(
+    torch, "tensor", "as_tensor", "asarray", reason="makes a tensor on a storage without calling an operator on a fake"
+)
+def _make_on_storage(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    """Make the result of `original` share the memory of a storage of fakes."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Storage)]
+    if not given or not _C.is_storage_of_fakes(_untyped(given[0])):
+        return original(*args, **kwargs)
+    # A call on another storage determines the inferred metadata and the errors.
+    other = [_small_storage(value) if value is given[0] else value for value in args]
+    others = {name: _small_storage(value) if value is given[0] else value for name, value in kwargs.items()}
+    form = original(*other, **others)
+    storage = _untyped(given[0])
+    made = torch.empty(0, dtype=form.dtype, device=storage.device).set_(storage)
+    return made.to(form.device).requires_grad_(form.requires_grad)
+
+
+def _small_storage(storage: Storage) -> Storage:
+    """Return a real storage of at least one element of any dtype."""
+    small = torch.UntypedStorage(16)
+    if isinstance(storage, torch.UntypedStorage):
+        return small
+    return torch.TypedStorage(wrap_storage=small, dtype=storage.dtype, _internal=True)
+
+
+def _untyped(storage: Storage) -> torch.UntypedStorage:
+    return storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
+
+
 # ---- Constructors that derive the device from the highest dispatch key (`legacyExtractDispatchKey()`)
 
 
@@ -214,7 +279,7 @@ def _new_fake(like: Tensor, args: tuple[Any, ...], device: torch.device | str | 
         return torch.sparse_coo_tensor(*args, dtype=like.dtype, device=device)
     if not args or isinstance(args[0], int | torch.Size):
         return like.new_empty(*args or (0,), device=device)
-    if isinstance(args[0], torch.UntypedStorage | torch.TypedStorage):
+    if isinstance(args[0], Storage):
         return like.new_empty(0, device=device).set_(args[0])
     if isinstance(args[0], Tensor):
         alias: Tensor = torch.ops.aten.alias(args[0])
@@ -228,6 +293,27 @@ def _instancecheck(original: Function, self: type, instance: object) -> Any:
     if not isinstance(instance, Tensor) or not _C.is_fake(instance):
         return original(self, instance)
     return bool(instance.type() == f"{self.__module__}.{self.__name__}")
+
+
+# ---- Constructors of sparse tensors
+
+
+@while_fakes_live.replaces(
+    torch,
+    *(f"sparse_{name}_tensor" for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed")),
+    reason="makes real members from Python data",
+)
+def _construct(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    """Make the result of `original` fake in `fake_mode`, like `torch.tensor()`, unless its arguments are tensors."""
+    is_given = any(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+    if is_given or not _C.are_factories_fake():
+        return original(*args, **kwargs)
+    device = torch.empty(0, device=kwargs.get("device")).device
+    if device.type == "meta":
+        return original(*args, **kwargs)
+    with without_our_keys():
+        constant = original(*args, **{**kwargs, "device": "cpu"})
+    return FakeCopy(device).tensor(constant)
 
 
 # ---- Other functions
@@ -265,93 +351,3 @@ if DIFFERENCES["fake_above_python"].applies:
         while_fakes_live.replaces(
             _owner, "__call__", reason="handlers of __torch_dispatch__ call operators below the Fake key"
         )(_C.call_from_handler)
-
-
-# ---- Patches for reads of fakes in Python data from which PyTorch makes tensors
-#
-# `torch.tensor([x, y])`, `torch.asarray()`, `torch.Tensor()` and similar functions exclude the `Fake` and
-# `DeferredInit` keys while they read their data (`internal_new_from_data()`, tensor_new.cpp). The dispatcher therefore
-# does not call our handlers. A TorchFunctionMode could observe these reads, but under such a mode, code that checks
-# `torch.overrides.has_torch_function()` takes another path (`torch.nn.TransformerEncoder` in eval mode).
-
-
-Storage = torch.UntypedStorage | torch.TypedStorage
-
-_C.provide("typed_storage", torch.TypedStorage)
-
-
-_replaces = functools.partial(while_fakes_live.replaces, concerns=Concerns.FAKES)
-
-WITHOUT_FAKE_KEY = "is called with the Fake key excluded while tensors are made of Python data"
-
-
-def _reads_python_data() -> bool:
-    return torch._C._dispatch_tls_is_dispatch_key_excluded("Fake")
-
-
-# The methods that read an element: `store_scalar()`, python_scalars.h.
-@_replaces(Tensor, "item", "__float__", "__int__", "__index__", "__bool__", "__complex__", reason=WITHOUT_FAKE_KEY)
-def _read(original: Function, self: Tensor) -> Any:
-    if not _reads_python_data():
-        return original(self)
-    with with_our_keys():
-        return original(self)
-
-
-@_replaces(Tensor, "__iter__", reason=WITHOUT_FAKE_KEY)
-def _iter(original: Function, self: Tensor) -> Any:
-    """Compute the rows of a deferred tensor together."""
-    if _reads_python_data() and _C.is_deferred(self):
-        return original(_C.evaluate(self))
-    return original(self)
-
-
-# The factories that accept a storage.
-@_replaces(
-    torch, "tensor", "as_tensor", "asarray", reason="makes a tensor on a storage without calling an operator on a fake"
-)
-def _make_on_storage(original: Function, /, *args: Any, **kwargs: Any) -> Any:
-    """Make the result of `original` share the memory of a storage of fakes."""
-    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Storage)]
-    if not given or not _C.is_storage_of_fakes(_untyped(given[0])):
-        return original(*args, **kwargs)
-    # A call on another storage determines the inferred metadata and the errors.
-    other = [_small_storage(value) if value is given[0] else value for value in args]
-    others = {name: _small_storage(value) if value is given[0] else value for name, value in kwargs.items()}
-    form = original(*other, **others)
-    storage = _untyped(given[0])
-    made = torch.empty(0, dtype=form.dtype, device=storage.device).set_(storage)
-    return made.to(form.device).requires_grad_(form.requires_grad)
-
-
-def _small_storage(storage: Storage) -> Storage:
-    """Return a real storage of at least one element of any dtype."""
-    small = torch.UntypedStorage(16)
-    if isinstance(storage, torch.UntypedStorage):
-        return small
-    return torch.TypedStorage(wrap_storage=small, dtype=storage.dtype, _internal=True)
-
-
-def _untyped(storage: Storage) -> torch.UntypedStorage:
-    return storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
-
-
-# ---- Patches for the constructors of sparse tensors
-
-
-@while_fakes_live.replaces(
-    torch,
-    *(f"sparse_{name}_tensor" for name in ("coo", "csr", "csc", "bsr", "bsc", "compressed")),
-    reason="makes real members from Python data",
-)
-def _construct(original: Function, /, *args: Any, **kwargs: Any) -> Any:
-    """Make the result of `original` fake in `fake_mode`, like `torch.tensor()`, unless its arguments are tensors."""
-    is_given = any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
-    if is_given or not _C.are_factories_fake():
-        return original(*args, **kwargs)
-    device = torch.empty(0, device=kwargs.get("device")).device
-    if device.type == "meta":
-        return original(*args, **kwargs)
-    with without_our_keys():
-        constant = original(*args, **{**kwargs, "device": "cpu"})
-    return FakeCopy(device).tensor(constant)

@@ -18,12 +18,13 @@ from ...internals.leases import while_fakes_live
 from ...internals.patching import DIFFERENCES, Function
 from ..copying import FakeCopy
 
-# ---- Patches for allocations of Python functions in backward passes
+__all__: list[str] = []
+
+
+# ---- Allocations of Python functions in backward passes
 #
 # Gradient formulas in C++ are observed: csrc/extensions/composites/gradient_formulas.h.
 
-
-__all__: list[str] = []
 
 # It recomputes the user's functions, whose factories make real tensors.
 CHECKPOINT = "torch.utils.checkpoint"
@@ -67,7 +68,7 @@ def _apply(original: Function, self: Any, *args: Any) -> Any:
 @contextmanager
 def _factories_like(gradients: Any) -> Iterator[None]:
     """Let factories make tensors like those among `gradients`: deferred, fake or real."""
-    tensors = [gradient for gradient in gradients if isinstance(gradient, torch.Tensor)]
+    tensors = [gradient for gradient in gradients if isinstance(gradient, Tensor)]
     if any(map(_C.is_deferred, tensors)):
         _C.enter_deferred_init()
         try:
@@ -81,7 +82,7 @@ def _factories_like(gradients: Any) -> Iterator[None]:
         yield
 
 
-# ---- Patches for optimizers, whose state and steps mix fakes with real or sparse tensors
+# ---- Optimizers, whose state and steps mix fakes with real or sparse tensors
 
 
 # By name, because `torch.optim` deletes the names of its modules.
@@ -119,7 +120,7 @@ def _take_over(
     return FakeCopy(None).tensor(taken)
 
 
-# ---- Distributed tensors of fakes
+# ---- Distributed tensors
 #
 # Before PyTorch 2.13, operators on them need help. The `Fake` key was above `Python` then, and `dispatchDTensorOp()` in
 # `python_variable.cpp` calls the operator on the local tensors with all keys above `Python` excluded. If arguments have

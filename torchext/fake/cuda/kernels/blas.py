@@ -1,4 +1,4 @@
-"""Memory of matrix products and of attention."""
+"""Memory of matrix products (Blas.cpp in ATen/native/cuda) and of attention."""
 
 from __future__ import annotations
 

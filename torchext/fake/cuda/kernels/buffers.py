@@ -1,11 +1,10 @@
-"""The temporary buffers of reductions (`gpu_reduce_kernel()` in Reduce.cuh) and of CUB's algorithms."""
+"""The temporary buffers of reductions (`gpu_reduce_kernel()` in Reduce.cuh), CUB's algorithms and random samples."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from math import prod
+from math import ceil, log, log2, prod
 
 import torch
 
@@ -313,8 +312,8 @@ def _randperm(call: KernelCall) -> None:
     call.allocate_and_free(element)  # `check_supported_max_int_with_precision()`
     if n == 0:
         return
-    log_threshold = math.log(0.9) * 12  # Note [Algorithm of randperm]
-    bits = min(64, math.ceil(math.log2(n - (6.0 * n * n + 1) / log_threshold)))
+    log_threshold = log(0.9) * 12  # Note [Algorithm of randperm]
+    bits = min(64, ceil(log2(n - (6.0 * n * n + 1) / log_threshold)))
     key = 4 if bits <= 32 else 8
     call.allocate(n * element)
     for _ in range(2):  # the keys, and the sorted ones

@@ -1,4 +1,4 @@
-"""The vocabulary of the rules: a kernel is a list of allocations and frees."""
+"""The vocabulary of the rules: the geometry of tensors, and kernels as lists of allocations and frees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-# ---- The geometry of tensors, without tensors: rules must not call operators
+# ---- Geometry without tensors: rules must not call operators
 
 
 # The dimensions of each memory format, innermost first.
@@ -194,7 +194,7 @@ def last_power(n: int) -> int:
     return 1 << max(n.bit_length() - 1, 0)
 
 
-# ---- The vocabulary of the rules: a kernel is a list of allocations and frees
+# ---- Kernels as lists of allocations and frees
 
 
 Step: TypeAlias = tuple[int, int, int]

@@ -308,7 +308,7 @@ def _convolution_backward(call: KernelCall) -> None:
     results.concatenate()
 
 
-# ---- Pooling, padding and patches of images; losses; distances of rows
+# ---- Pooling, padding and patches of images
 
 
 def _copy_into_own_format(call: KernelCall, tensor: Geometry) -> None:

@@ -1,4 +1,7 @@
-"""Memory of reductions, normalization, softmax, dropout and recurrent cells."""
+"""Memory of reductions, normalization, softmax, dropout and recurrent cells.
+
+Reductions are those in the Reduce*Kernel.cu in ATen/native/cuda, and in ReduceOps.cpp, which calls them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of sorting, selecting, scanning and indexing."""
+"""Memory of sorts, scans, and kernels that use them: embeddings, sums by index, and writes by index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .calls import NO_BLOCK, Geometry, KernelCall, broadcast, contiguous, copyin
 
 __all__: list[str] = []
 
-LONG = 8  # bytes
+LONG = 8  # bytes, also those of an index
 
 
 def _slice_size(tensor: Geometry, dim: int) -> int:
@@ -238,9 +238,6 @@ rule("_embedding_bag_dense_backward")(partial(_embedding_bag_backward, rows=5))
 # ---- Writes and additions by index: Indexing.cu, TensorAdvancedIndexing.cpp, TensorTransformations.cu
 
 
-INDEX = 8  # bytes
-
-
 class _Indices:
     """The indices of a call, at most one per dimension, expanded to the same sizes."""
 
@@ -273,11 +270,11 @@ def _expanded(index: Geometry, sizes: Sequence[int]) -> Geometry:
 
 def _check_bounds(call: KernelCall, index: Geometry) -> None:
     """Follow `wrapIndexOnce()`: check that all indices are in bounds, unless that is known."""
-    smallest, largest = call.allocate(INDEX), call.allocate(INDEX)
+    smallest, largest = call.allocate(LONG), call.allocate(LONG)
     with call:
         call.contiguous(index)
     result = contiguous([], torch.int64)
-    reduce_on_gpu(call, contiguous([index.numel], torch.int64), [result, result], accumulator=2 * INDEX)
+    reduce_on_gpu(call, contiguous([index.numel], torch.int64), [result, result], accumulator=2 * LONG)
     call.allocate_and_free(1)
     call.allocate_and_free(1)
     call.free(smallest, largest)
@@ -312,8 +309,8 @@ def _add_by_sorted_index(call: KernelCall, indices: _Indices, values: Geometry, 
         call.allocate(count * elements * source.element)
     call.copy_unless(are_adjacent, source)
     for _ in range(3):  # the sorted indices, the original positions, and a range
-        call.allocate(count * INDEX)
-    call.allocate(radix_sort_bytes(count, INDEX, INDEX, count_bits((source.numel - 1) // slice_size)))
+        call.allocate(count * LONG)
+    call.allocate(radix_sort_bytes(count, LONG, LONG, count_bits((source.numel - 1) // slice_size)))
 
 
 def _copy_indices(call: KernelCall, indices: _Indices) -> list[int]:
@@ -376,10 +373,10 @@ def _masked_scatter(call: KernelCall) -> None:
     source, mask = call.tensor(0), call.tensor(1)
     if source.numel == 0:
         return
-    call.allocate(source.numel * INDEX)  # the numbers of masked elements before each element
+    call.allocate(source.numel * LONG)  # the numbers of masked elements before each element
     if mask.numel != source.numel or not mask.is_contiguous():
         call.allocate(source.numel)
-    call.allocate(scan_bytes(source.numel, INDEX))
+    call.allocate(scan_bytes(source.numel, LONG))
 
 
 @rule("roll")
