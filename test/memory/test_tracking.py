@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import json
+import math
 import pickle
 import re
 import threading
@@ -645,7 +646,8 @@ class TestFits:
         with pytest.warns(TorchextWarning, match=r"fits\(\): 2 has no memory limit, so every program fits.*H100-80GB"):
             fit = fits(lambda: torch.empty(1 << 42, device="cuda:1"), 2)
         assert fit
-        assert (fit.capacity, fit.headroom, fit.to_dict()["capacity"]) == (None, None, None)
+        assert fit.capacity == fit.headroom == math.inf
+        assert fit.to_dict()["capacity"] is fit.to_dict()["headroom"] is None
         assert "16.00 TiB allocated at the peak, no limit on torchext fake CUDA device" in repr(fit)
         assert "no limit" in fit._repr_html_()
         with pytest.raises(ValueError, match="`gpu`: expected a GPU with a memory limit, got 8. Pass the name"):

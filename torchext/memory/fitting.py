@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf, isinf
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +35,7 @@ class Fit:
         fits: Whether it ran to its end.
         peak_reserved: The peak of the bytes reserved on the GPU; if it did not fit, until then. Of several GPUs, the
             highest; 0 if nothing was allocated on a GPU.
-        capacity: The bytes that a program can allocate there; None without a limit.
+        capacity: The bytes that a program can allocate there; infinite without a limit.
         memory: The tracked memory.
         error: The error of the GPU, if it did not fit.
         assumed: The reads of values that do not exist, and the values that the program got instead.
@@ -43,7 +44,7 @@ class Fit:
 
     fits: bool
     peak_reserved: int
-    capacity: int | None
+    capacity: float
     memory: TrackedMemory
     error: torch.OutOfMemoryError | None = None
     assumed: list[AssumedValue] = field(default_factory=list)
@@ -55,9 +56,9 @@ class Fit:
         return max((self.memory.peak_allocated(gpu).allocated for gpu in _gpus(self.memory)), default=0)
 
     @property
-    def headroom(self) -> int | None:
-        """`capacity - peak_reserved` in bytes, or None without a limit. The request that failed does not count."""
-        return None if self.capacity is None else self.capacity - self.peak_reserved
+    def headroom(self) -> float:
+        """`capacity - peak_reserved`, in bytes. If it did not fit, the request that failed (`error`) is not counted."""
+        return self.capacity - self.peak_reserved
 
     def __bool__(self) -> bool:
         return self.fits
@@ -74,7 +75,7 @@ class Fit:
 
     @property
     def _limit(self) -> str:
-        return "no limit" if self.capacity is None else f"of {in_units(self.capacity)}"
+        return "no limit" if isinf(self.capacity) else f"of {in_units(int(self.capacity))}"
 
     @property
     def _assumptions(self) -> str:
@@ -83,13 +84,14 @@ class Fit:
 
     def _repr_html_(self) -> str:
         rows = [(name, in_units(getattr(self, name))) for name in ("peak_reserved", "peak_allocated")]
-        rows.append(("capacity", "no limit" if self.capacity is None else in_units(self.capacity)))
+        rows.append(("capacity", self._limit.removeprefix("of ")))
         return Table([Column("fits"), Column("yes" if self.fits else "no", is_number=True)], rows)._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer, sizes in bytes, the error and the tracked memory as plain values."""
         names = ("fits", "gpu", "peak_reserved", "peak_allocated", "capacity", "headroom", "error", "assumed", "memory")
-        return {name: plain(getattr(self, name)) for name in names}
+        found = {name: plain(getattr(self, name)) for name in names}
+        return found if not isinf(self.capacity) else {**found, "capacity": None, "headroom": None}  # as in JSON
 
 
 class MaxBatch(int):
@@ -155,7 +157,7 @@ def fits(
     """
     check_types("fits", "a function that runs the program", program, values)
     fit = measure(program, one_gpu(gpu), trace=trace, values=values)
-    if fit.capacity is None:
+    if isinf(fit.capacity):
         warnings.warn(
             f"fits(): {gpu!r} has no memory limit, so every program fits. {NAME_A_MODEL}",
             TorchextWarning,
@@ -205,7 +207,7 @@ def measure(
         if error is None:
             afterwards(result)
     peak = max((memory.peak_reserved(gpu).reserved for gpu in _gpus(memory)), default=0)
-    capacity = gpu.memory - gpu.context if gpu.has_limit else None
+    capacity = gpu.memory - gpu.context if gpu.has_limit else inf
     return Fit(error is None, peak, capacity, memory, error, assumed.sites, gpu.name)
 
 

@@ -128,9 +128,8 @@ def assert_fits(
         raise AssertionError(f"{fit}\n{fit.error}\n\n{fit.memory}")
     if not fit.peak_reserved:
         raise AssertionError(f'The program has allocated no memory on {fit.gpu}. Construct the model on "cuda" in it.')
-    headroom = fit.headroom or 0
-    if headroom < spare:
+    if fit.headroom < spare:
         raise AssertionError(
-            f"{fit}\nA headroom of {readable(spare)} was expected, got {readable(headroom)}.\n\n{fit.memory}"
+            f"{fit}\nA headroom of {readable(spare)} was expected, got {readable(int(fit.headroom))}.\n\n{fit.memory}"
         )
     return fit

@@ -233,8 +233,8 @@ TapePositionPtr takeDrawsOfDropout(const Stack& stack, const Generator& generato
   return takeDraws(generator, countAffine(bernoulli, fill, input.numel(), c10::kBool));
 }
 
-// `trunc_normal_` redraws rejected values, so counting requires drawing: torchext/fake/python_functions.py. Unsupported for
-// a target that `normal_` fills number by number, because there the number left over from a pair matters.
+// `trunc_normal_` redraws rejected values, so counting requires drawing: torchext/fake/python_functions.py. Unsupported
+// for a target that `normal_` fills number by number, because there the number left over from a pair matters.
 TapePositionPtr takeDrawsOfTruncNormal(const OperatorHandle& op, const Stack& stack, const Generator& generator) {
   static const auto count = c10::Dispatcher::singleton().findSchemaOrThrow("torchext::trunc_normal_draws", "");
   const auto arguments = argumentsOf(op, stack);

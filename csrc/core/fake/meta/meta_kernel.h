@@ -61,7 +61,8 @@ void callMetadataKernel(MetadataKernel kernel,
                         torch::jit::Stack& stack);
 
 // Returns the `device` of the innermost call of `callMetadataKernel()` on this thread. PyTorch's Python Meta kernels
-// call `device_hint()` (torch/_meta_registrations.py), and torchext/fake/python_functions.py makes it return this device.
+// call `device_hint()` (torch/_meta_registrations.py), and torchext/fake/python_functions.py makes it return this
+// device.
 TORCHEXT_API std::optional<c10::Device> deviceOfMetaCall();
 
 }  // namespace torchext
