@@ -315,6 +315,8 @@ class FakeGPU:
                 f"rules. Pass the name of an NVIDIA GPU: {', '.join(MODELS)}."
             )
         check_is_int(self.count, "count")
+        if not isinstance(self.has_limit, bool):
+            raise TypeError(f"`has_limit`: expected a bool, got {self.has_limit!r}.")
         if not (isinstance(self.capability, tuple) and all(type(part) is int for part in self.capability)):
             raise TypeError(f"`capability`: expected a pair of ints such as (9, 0), got {self.capability!r}.")
 

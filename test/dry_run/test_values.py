@@ -132,6 +132,10 @@ def test_policies_check_their_arguments(arguments: dict[str, str], message: str)
         ValuePolicy(**arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="number of a source line, which is at least 1, got 0"):
         LinePolicy("train.py", 0, ValuePolicy())
+    with pytest.raises(TypeError, match=r"`lines`: expected LinePolicy objects, got \('train.py', 3\)"):
+        ValuePolicy(lines=(("train.py", 3),))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`values`: expected a policy such as 'raise' or 'assume', got None"):
+        world(2, values=None)  # type: ignore[arg-type]
 
 
 def test_world_takes_a_policy() -> None:

@@ -133,6 +133,7 @@ class TestDescriptions:
         [
             ({"name": 8}, "`name`: expected the name of a GPU, got 8"),
             ({"count": 1.5}, "`count`: expected an int, got 1.5"),
+            ({"has_limit": "no"}, "`has_limit`: expected a bool, got 'no'"),
             ({"count": True}, "`count`: expected an int, got True"),
             ({"capability": 9}, r"`capability`: expected a pair of ints such as \(9, 0\), got 9"),
             ({"capability": ("9", "0")}, "`capability`: expected a pair of ints"),

@@ -18,7 +18,7 @@ from .. import _C
 from ..descriptions import DEFAULT_VALUES, AssumedValue, FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
-from ..fake.values import AssumedValues, ValuePolicy, assuming_values
+from ..fake.values import AssumedValues, ValuePolicy, assuming_values, check_policy
 from ..internals.arguments import check_is_int
 from ..internals.calls import Block
 from . import ddp_reducer, engines, placeholders, process_groups, saving  # noqa: F401  (declare replacements)
@@ -240,7 +240,7 @@ def world(
 
     Raises:
         RuntimeError: GPUs are described, but there are real CUDA devices: hide them (`CUDA_VISIBLE_DEVICES=`).
-        TypeError: A number is not an int.
+        TypeError: A number is not an int, or `values` is not a policy.
         ValueError: The rank is out of range, or the GPU or the policy for values is unknown.
 
     Example:
@@ -255,6 +255,7 @@ def world(
         raise ValueError(f"A world of size {size} has no rank {rank}: ranks are from 0 to {size - 1}.")
     if per_node < 1:
         raise ValueError(f"`per_node`: expected at least 1, got {per_node}.")
+    check_policy(values)
     described = as_fake_gpu(gpu)
     if described is not None and size > 1:
         described = replace(described, count=min(per_node, size))

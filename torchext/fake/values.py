@@ -45,6 +45,7 @@ __all__ = [
     "ValuePolicy",
     "assumes_values",
     "assuming_values",
+    "check_policy",
     "note_exchange",
     "note_reading",
     "programs_frame",
@@ -288,8 +289,10 @@ def assuming_values(policy: str | ValuePolicy = DEFAULT_VALUES) -> Iterator[Assu
         The reads so far.
 
     Raises:
+        TypeError: `policy` is neither a policy nor a text.
         ValueError: `policy` is not a valid policy.
     """
+    check_policy(policy)
     parsed = ValuePolicy.parse(policy) if isinstance(policy, str) else policy
     values = AssumedValues(parsed)
     if parsed.answer == "raise":
@@ -426,6 +429,8 @@ class ValuePolicy:
                 raise ValueError(f"`{name}`: expected {' or '.join(known)}, got {getattr(self, name)!r}.")
         _check_routing(self.routing, f"routing={self.routing}")
         object.__setattr__(self, "lines", tuple(self.lines))
+        if wrong := [line for line in self.lines if not isinstance(line, LinePolicy)]:
+            raise TypeError(f"`lines`: expected LinePolicy objects, got {wrong[0]!r}.")
 
     def __str__(self) -> str:
         if self.answer == "raise":
@@ -476,6 +481,12 @@ class ValuePolicy:
     def _of_line(self, file: str, line: int, found: list[re.Match[str]]) -> LinePolicy:
         text = ",".join(match[0] for match in found)
         return LinePolicy(file, line, self._with(_merged([match["part"] for match in found], text)), text)
+
+
+def check_policy(values: object) -> None:
+    """Raise TypeError if an argument `values` is not a policy or its text."""
+    if not isinstance(values, str | ValuePolicy):
+        raise TypeError(f"`values`: expected a policy such as 'raise' or 'assume', got {values!r}.")
 
 
 def _merged(parts: list[str], text: str) -> dict[str, str]:

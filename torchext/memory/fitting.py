@@ -15,7 +15,7 @@ from typing_extensions import Self
 from ..descriptions import DEFAULT_VALUES, AssumedValue, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
-from ..fake.values import ValuePolicy, assuming_values
+from ..fake.values import ValuePolicy, assuming_values, check_policy
 from ..internals.text import Column, Table, plain
 from .plots import in_units
 from .tracking import TrackedMemory, track_memory
@@ -219,8 +219,7 @@ def check_types(function: str, expected: str, program: object, values: object) -
     """Raise TypeError if `program` is not callable, or `values` is not a policy."""
     if not callable(program):
         raise TypeError(f"{function}() expected {expected}, got {type(program).__name__}.")
-    if not isinstance(values, str | ValuePolicy):
-        raise TypeError(f"`values`: expected a policy such as 'raise' or 'assume', got {values!r}.")
+    check_policy(values)
 
 
 def one_gpu(gpu: str | int | FakeGPU, *, must_have_limit: bool = False) -> FakeGPU:
