@@ -128,7 +128,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     if not forked.CAN_FORK:
         return
     start = partial(forked.ForkedProcess, imports=forked.DRY_RUN)
-    replaced = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    replaced = SimpleNamespace(**{**vars(subprocess), "Popen": start})
     monkeypatch.setattr("torchext.dry_run.ranks.processes.subprocess", replaced)
 
 

@@ -171,7 +171,7 @@ def page_of(curve: Mapping[str, Any]) -> str:
     Args:
         curve: The result of `curve_of()`.
     """
-    text = json.dumps(curve, separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(curve, sort_keys=True, separators=(",", ":")).replace("</", "<\\/")
     title = f"Memory of {curve['device']}: {in_units(curve['peak_allocated'])} at the peak"
     page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     return page.replace("@TITLE@", html.escape(title)).replace("@DATA@", text)
