@@ -21,6 +21,7 @@ __all__ = [
     "RATES",
     "SHAPE",
     "TRUTH",
+    "UNLIMITED",
     "AssumedValue",
     "FakeGPU",
     "PeakRates",
@@ -166,6 +167,10 @@ RATES = {
 # ---- Descriptions of fake CUDA devices
 
 
+# Bytes: more than any device has, to measure the memory that a program needs. Without a limit, fractions of the memory
+# that the program itself sets (`set_per_process_memory_fraction()`) would still be limits.
+UNLIMITED = 1 << 50
+
 # The devices of `gpu=8`, as in `GpuDescription` (fake_cuda.h): a count does not describe the memory.
 NO_MODEL, NO_MODELS_MEMORY = "torchext fake CUDA device", 80 * 2**30
 MIB = 2**20
@@ -282,7 +287,7 @@ class FakeGPU:
     capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 0
     context: _Size = _Size()
-    has_limit: bool = True
+    has_limit: bool = field(default=True, kw_only=True)
     max_threads_per_multiprocessor: int = field(default=0, repr=False)
     shared_memory_per_block_optin: int = field(default=0, repr=False)
     l2_cache: int = field(default=0, repr=False)

@@ -537,6 +537,12 @@ class TestOthers:
         x = torch.ones(shape)
         assert torch.equal(torch.compile(function, backend="eager", fullgraph=True)(x), function(x))
 
+    def test_modules_with_an_unused_attribute_are_exported(self) -> None:
+        net, x = nn.Linear(4, 4), torch.ones(2, 4)
+        net.note = amp.wrap(torch.ones(1))  # type: ignore[assignment]
+        program = torch.export.export(net, (x,), strict=True)
+        assert torch.equal(program.module()(x), net(x))
+
     def test_recurrent_modules_are_exported(self) -> None:
         amp.wrap(torch.ones(1))
         net, x = nn.LSTM(4, 4), torch.ones(2, 3, 4)

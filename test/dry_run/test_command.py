@@ -366,6 +366,18 @@ def test_program_that_does_not_fit_gets_the_required_memory(command: Command, me
 
 
 @pytest.mark.ci
+def test_limit_that_the_program_sets_does_not_hide_the_required_memory(command: Command) -> None:
+    program = """
+        import torch
+        torch.cuda.set_per_process_memory_fraction(0.1)
+        torch.empty(16 << 30, dtype=torch.int8, device="cuda")
+    """
+    ended = command(program, "--to-end", "--no-flops")
+    assert ended.code == 3
+    assert re.search(r"^  cuda:0  16\.00 GiB  16\.00 GiB", ended.out, re.MULTILINE), ended.out
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("handler", ["raise RuntimeError('failed') from error", "raise RuntimeError('failed')"])
 def test_out_of_memory_in_an_error_of_the_program_does_not_fit(command: Command, handler: str) -> None:
     program = f"""

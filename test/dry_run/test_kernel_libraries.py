@@ -147,6 +147,29 @@ report(before=before, after=after, is_same_version=version == counter._version)
     assert said == {"before": 0.0, "after": "DataDependentError", "is_same_version": True}
 
 
+def test_descriptors_of_tensors_in_tuples_and_lists_are_arguments(tmp_path: Path) -> None:
+    program = (
+        dedent(KERNELS)
+        + """
+class Descriptor:
+    def __init__(self, base):
+        self.base = base
+counters = [torch.zeros((), device="cuda") for _ in range(3)]
+scale[(1,)]((Descriptor(counters[0]), [Descriptor(counters[1])]), Descriptor(counters[2]), 1)
+after = []
+for counter in counters:
+    try:
+        after.append(counter.item())
+    except RuntimeError as error:
+        after.append(type(error).__name__)
+report(after=after)
+"""
+    )
+    said, remarks = run(tmp_path, program, TRITON)
+    assert said == {"after": ["DataDependentError"] * 3}
+    assert remarks == ["Triton kernels were launched but not run, so their results have no values: 1 x scale."]
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("call", "message"),

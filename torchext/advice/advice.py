@@ -8,7 +8,7 @@ from functools import cached_property
 from textwrap import indent
 from typing import Any
 
-from ..descriptions import FakeGPU
+from ..descriptions import UNLIMITED, FakeGPU
 from ..internals.text import Column, Table
 from ..memory.plots import in_units
 from .remedies import Accumulate, Checkpoint, Numerics, Remedy
@@ -98,7 +98,7 @@ def outcome_on(gpu: FakeGPU, run: Callable[[FakeGPU], Outcome]) -> Outcome:
     if not gpu.has_limit:
         return run(gpu)
     capacity = gpu.memory - gpu.context
-    outcome = run(replace(gpu, has_limit=False))
+    outcome = run(replace(gpu, memory=UNLIMITED))
     if outcome.peak_allocated <= capacity < outcome.peak_reserved and (limited := run(gpu)).fits:
         return limited
     return replace(outcome, fits=outcome.fits and outcome.peak_reserved <= capacity)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import wraps
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils import checkpoint
 from .. import _C
 from ..errors import TorchextWarning
 from ..internals import dispatch_keys  # noqa: F401  (declares patches of both features)
-from ..internals.held_tensors import reachable_tensors
+from ..internals.held_tensors import reachable_tensors, tensors_in
 from ..internals.leases import while_autocasting, while_marks_live
 from ..internals.patching import DIFFERENCES, Concerns, Function
 from ..internals.source_lines import users_frame
@@ -356,7 +357,9 @@ def _reset(original: Function, self: Any) -> None:
 @while_marks_live.replaces("torch.export._trace", "_export", "_export_for_training", reason="exports without marks")
 def _export(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     for leaf in pytree.tree_leaves((args, kwargs)):
-        if any(map(_C.is_amp, reachable_tensors(leaf, _C.is_amp))):
+        # Tensors in attributes are not checked: a module may not use them.
+        held = chain(leaf.parameters(), leaf.buffers()) if isinstance(leaf, nn.Module) else tensors_in(leaf)
+        if any(map(_C.is_amp, held)):
             raise NotImplementedError(
                 f"torch.export was given AmpTensors, in a {type(leaf).__name__}: an exported program has none. "
                 "Call amp.unwrap(), and enter amp.autocast() in the exported module."

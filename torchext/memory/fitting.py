@@ -159,7 +159,7 @@ def fits(
     fit = measure(program, one_gpu(gpu), trace=trace, values=values)
     if isinf(fit.capacity):
         warnings.warn(
-            f"fits(): {gpu!r} has no memory limit, so every program fits. {NAME_A_MODEL}",
+            f"fits(): {gpu!r} has no memory limit, so the result is not about a GPU. {NAME_A_MODEL}",
             TorchextWarning,
             stacklevel=2,
         )

@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from ...descriptions import FakeGPU
+from ...descriptions import UNLIMITED, FakeGPU
 from ...internals import terminal
 from ...reports.model import HOST, NOTES, Goal, RankReport
 from ...reports.text import verdict
@@ -188,7 +188,7 @@ def _processes_with(entry: bytes) -> Iterator[int]:
                 yield int(folder.name)
 
 
-# ---- Run each rank in its own process, and deliver the messages between ranks
+# ---- The processes of a job, and the messages between them
 
 
 MOST_PROCESSES = 64  # at a time: each takes about half a GiB
@@ -464,7 +464,7 @@ class _Rank:
         report = self._report(self._process.wait())
         if self._did_not_fit is None and report.out_of_memory:
             self._did_not_fit = report
-            self.run(replace(self._job.gpu, has_limit=False))
+            self.run(replace(self._job.gpu, memory=UNLIMITED))
             return
         if self._did_not_fit is not None:
             report = _with_needs(self._did_not_fit, report, self._job.gpu)

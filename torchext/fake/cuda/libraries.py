@@ -14,7 +14,6 @@ import torch
 import torch.cuda.nvtx
 
 from ... import _C
-from ...internals.held_tensors import tensors_in
 from ...internals.leases import while_fakes_live
 from ...internals.patching import Function, once
 from ..addresses import MOST_BYTES, storage_from
@@ -300,5 +299,9 @@ def _config_for(tuner: Any, arguments: dict[str, Any]) -> Any:
 def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors among the arguments of a kernel, including those in tuples, descriptors and wrappers."""
     for value in values:
-        is_plain = isinstance(value, torch.Tensor | tuple | list)
-        yield from tensors_in(value if is_plain else getattr(value, "base", None))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors_in(value)
+        elif isinstance(base := getattr(value, "base", None), torch.Tensor):
+            yield base
