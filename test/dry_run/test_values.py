@@ -130,12 +130,27 @@ def test_policies_and_their_texts_are_equivalent(policy: ValuePolicy, text: str)
 def test_policies_check_their_arguments(arguments: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ValuePolicy(**arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="number of a source line, which is at least 1, got 0"):
+    with pytest.raises(ValueError, match="number of a source line, which is at least 1, got 'train.py:0'"):
         LinePolicy("train.py", 0, ValuePolicy())
+    nested = ValuePolicy(lines=(LinePolicy("other.py", 4, ValuePolicy()),))
+    with pytest.raises(ValueError, match="The policy for the line train.py:3 cannot have policies for other lines"):
+        LinePolicy("train.py", 3, nested)
+    for policy in (ValuePolicy("raise", masks="half"), ValuePolicy("raise", routing="worst")):
+        with pytest.raises(ValueError, match="`raise` cannot be combined with other value policies, got ValuePolicy"):
+            world(2, values=policy)
+    with pytest.raises(ValueError, match="`raise` cannot be combined with other value policies"):
+        ValuePolicy("raise", lines=nested.lines)
     with pytest.raises(TypeError, match=r"`lines`: expected LinePolicy objects, got \('train.py', 3\)"):
         ValuePolicy(lines=(("train.py", 3),))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`values`: expected a policy such as 'raise' or 'assume', got None"):
         world(2, values=None)  # type: ignore[arg-type]
+
+
+def test_file_of_a_line_may_begin_with_the_current_directory() -> None:
+    policy = ValuePolicy(lines=(LinePolicy("./train.py", 7, ValuePolicy(masks="half")),))
+    assert policy == ValuePolicy.parse(str(policy))
+    assert str(policy).count("train.py:7=") == 3
+    assert "./" not in str(policy)
 
 
 def test_world_takes_a_policy() -> None:

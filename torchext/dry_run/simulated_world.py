@@ -18,11 +18,11 @@ from .. import _C
 from ..descriptions import DEFAULT_VALUES, AssumedValue, FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
-from ..fake.values import AssumedValues, ValuePolicy, assuming_values, check_policy
+from ..fake.values import AssumedValues, ValuePolicy, as_policy, assuming_values
 from ..internals.arguments import check_is_int
 from ..internals.calls import Block
 from . import ddp_reducer, engines, placeholders, process_groups, saving  # noqa: F401  (declare replacements)
-from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declares replacements)
+from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declare replacements)
 from .adapters.triton import triton_in_a_world
 from .collectives import Collective, CollectiveSummary, summarize
 from .current import Job, current, enter, leave, torchrun_environment, while_world_is_open
@@ -57,7 +57,7 @@ class World:
         backend: str | None,
         trace: bool,
         set_device: bool,
-        values: str | ValuePolicy,
+        values: ValuePolicy,
         is_launched: bool,
     ) -> None:
         self.size = size
@@ -255,10 +255,9 @@ def world(
         raise ValueError(f"A world of size {size} has no rank {rank}: ranks are from 0 to {size - 1}.")
     if per_node < 1:
         raise ValueError(f"`per_node`: expected at least 1, got {per_node}.")
-    check_policy(values)
     described = as_fake_gpu(gpu)
     if described is not None and size > 1:
         described = replace(described, count=min(per_node, size))
     if backend == "default":
         backend = "gloo" if described is None else "cpu:gloo,cuda:nccl"
-    return World(size, rank, described, per_node, backend, trace, set_device, values, is_launched)
+    return World(size, rank, described, per_node, backend, trace, set_device, as_policy(values), is_launched)

@@ -43,9 +43,9 @@ __all__ = [
     "AssumedValues",
     "LinePolicy",
     "ValuePolicy",
+    "as_policy",
     "assumes_values",
     "assuming_values",
-    "check_policy",
     "note_exchange",
     "note_reading",
     "programs_frame",
@@ -292,8 +292,7 @@ def assuming_values(policy: str | ValuePolicy = DEFAULT_VALUES) -> Iterator[Assu
         TypeError: `policy` is neither a policy nor a text.
         ValueError: `policy` is not a valid policy.
     """
-    check_policy(policy)
-    parsed = ValuePolicy.parse(policy) if isinstance(policy, str) else policy
+    parsed = as_policy(policy)
     values = AssumedValues(parsed)
     if parsed.answer == "raise":
         yield values
@@ -361,6 +360,8 @@ PARTS = (
     *(f"{prefix}{name}" for prefix in ("routing=", "") for name in ("balanced", "same", "worst")),
 )
 
+NOT_A_LINE = "Expected the number of a source line, which is at least 1, got {!r}."
+
 LINE = re.compile(r"(?P<file>[^=]+):(?P<line>\d+)=(?P<part>.+)", re.DOTALL)
 
 
@@ -371,26 +372,28 @@ class LinePolicy:
     Args:
         file: The end of the path of the file.
         line: The number of the line, at least 1.
-        policy: The policy.
-        text: The text of the policy in reports. Default: derived from the others.
+        policy: The policy, which has none for single lines.
+
+    Attributes:
+        text: The text of the policy, as `ValuePolicy.parse()` takes it.
 
     Raises:
-        ValueError: `line` is less than 1.
+        ValueError: `line` is less than 1, or `policy` has policies for single lines.
     """
 
     file: str
     line: int
     policy: ValuePolicy
-    text: str = field(default="", compare=False)
+    text: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "file", self.file.removeprefix("./"))
+        place = f"{self.file}:{self.line}"
         if self.line < 1:
-            raise ValueError(
-                f"Expected the number of a source line, which is at least 1, got {self.text or self.line!r}."
-            )
-        if not self.text:
-            parts = str(self.policy).split(",")
-            object.__setattr__(self, "text", ",".join(f"{self.file}:{self.line}={part}" for part in parts))
+            raise ValueError(NOT_A_LINE.format(place))
+        if self.policy.lines:
+            raise ValueError(f"The policy for the line {place} cannot have policies for other lines.")
+        object.__setattr__(self, "text", ",".join(f"{place}={part}" for part in str(self.policy).split(",")))
 
     def matches(self, frame: FrameType) -> bool:
         """Return true if `frame` executes this line."""
@@ -403,7 +406,7 @@ class ValuePolicy:
 
     Args:
         answer: `assume`; `zero`, with which unknown numbers are 0; or `raise`, with which reading such a value raises
-            an error.
+            an error, and which cannot be combined with the others.
         masks: The elements of masks that are true: `all`, `half` or `none`. Default: `none` with `zero`, else `all`.
         routing: The positions that are chosen: `balanced`, `same`, `worst` or `histogram:FILE`.
         lines: The policies for single lines.
@@ -431,6 +434,8 @@ class ValuePolicy:
         object.__setattr__(self, "lines", tuple(self.lines))
         if wrong := [line for line in self.lines if not isinstance(line, LinePolicy)]:
             raise TypeError(f"`lines`: expected LinePolicy objects, got {wrong[0]!r}.")
+        if self.answer == "raise" and self.lines:
+            raise ValueError("`raise` cannot be combined with other value policies, got policies for single lines.")
 
     def __str__(self) -> str:
         if self.answer == "raise":
@@ -454,10 +459,7 @@ class ValuePolicy:
                 everywhere.append(part)
             else:
                 of_lines.setdefault((match["file"].removeprefix("./"), int(match["line"])), []).append(match)
-        changes = _merged(everywhere, text)
-        if changes.get("answer") == "raise" and of_lines:
-            raise ValueError(f"`raise` cannot be combined with other value policies, got {text!r}.")
-        program = cls()._with(changes)
+        program = cls()._with(_merged(everywhere, text))
         return replace(program, lines=tuple(program._of_line(*place, found) for place, found in of_lines.items()))
 
     def behind(self, kind: int) -> list[str]:
@@ -480,13 +482,27 @@ class ValuePolicy:
 
     def _of_line(self, file: str, line: int, found: list[re.Match[str]]) -> LinePolicy:
         text = ",".join(match[0] for match in found)
-        return LinePolicy(file, line, self._with(_merged([match["part"] for match in found], text)), text)
+        if line < 1:
+            raise ValueError(NOT_A_LINE.format(text))
+        policy = LinePolicy(file, line, self._with(_merged([match["part"] for match in found], text)))
+        object.__setattr__(policy, "text", text)  # as it was written, for reports
+        return policy
 
 
-def check_policy(values: object) -> None:
-    """Raise TypeError if an argument `values` is not a policy or its text."""
-    if not isinstance(values, str | ValuePolicy):
+def as_policy(values: str | ValuePolicy) -> ValuePolicy:
+    """Return the policy for an argument `values`.
+
+    Raises:
+        TypeError: `values` is of another type.
+        ValueError: `values` is not the text of a policy, or combines `raise` with other policies.
+    """
+    if isinstance(values, str):
+        return ValuePolicy.parse(values)
+    if not isinstance(values, ValuePolicy):
         raise TypeError(f"`values`: expected a policy such as 'raise' or 'assume', got {values!r}.")
+    if values.answer == "raise" and values != ValuePolicy("raise"):
+        raise ValueError(f"`raise` cannot be combined with other value policies, got {values!r}.")
+    return values
 
 
 def _merged(parts: list[str], text: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing_extensions import Self
 from ..descriptions import DEFAULT_VALUES, AssumedValue, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
-from ..fake.values import ValuePolicy, assuming_values, check_policy
+from ..fake.values import ValuePolicy, as_policy, assuming_values
 from ..internals.text import Column, Table, plain
 from .plots import in_units
 from .tracking import TrackedMemory, track_memory
@@ -215,11 +215,11 @@ def _gpus(memory: TrackedMemory) -> list[torch.device]:
     return [device for device in memory.devices if device.type == "cuda"]
 
 
-def check_types(function: str, expected: str, program: object, values: object) -> None:
-    """Raise TypeError if `program` is not callable, or `values` is not a policy."""
+def check_types(function: str, expected: str, program: object, values: str | ValuePolicy) -> None:
+    """Raise TypeError or ValueError if `program` is not callable, or `values` is not a policy."""
     if not callable(program):
         raise TypeError(f"{function}() expected {expected}, got {type(program).__name__}.")
-    check_policy(values)
+    as_policy(values)
 
 
 def one_gpu(gpu: str | int | FakeGPU, *, must_have_limit: bool = False) -> FakeGPU:
