@@ -420,5 +420,10 @@ def test_reports_of_earlier_versions_load() -> None:
     assert all("seconds" not in rank for rank in content["ranks"])
     assert "seconds" not in content["ranks"][1]["timeline"]
     again = Report(json.loads(json.dumps(content)))
+    assert again == old
     assert str(again) == str(old)
     assert again.to_dict() == content
+    first, second = content["measured"]
+    for damaged in ([], [first], [first, {}], [first, None], [first, second, second], 5, {"0": first, "1": second}):
+        with pytest.raises(ValueError, match="The report has no `seconds` for each of its ranks"):
+            Report({**content, "measured": damaged})

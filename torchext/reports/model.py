@@ -217,21 +217,33 @@ def with_times_apart(content: Mapping[str, Any]) -> dict[str, Any]:
     for rank in ranks:
         timeline = dict(rank.get("timeline", {}))
         measured.append({"seconds": rank.pop("seconds"), "timeline": timeline.pop("seconds", [])})
-        rank["timeline"] = timeline
+        if "timeline" in rank:
+            rank["timeline"] = timeline
     return {**content, "ranks": ranks, "measured": measured}
 
 
 def with_times_in_place(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `with_times_apart()`. Reports of earlier versions have these times in place."""
-    if "measured" not in content:
-        return dict(content)
+    """Undo `with_times_apart()`. Reports of earlier versions have these times in place.
+
+    Raises:
+        ValueError: The times of a rank are missing.
+    """
     content = dict(content)
     ranks = [dict(rank) for rank in content["ranks"]]
-    for rank, measured in zip(ranks, content.pop("measured"), strict=True):
+    times = content.pop("measured", None)
+    if times is None:
+        times = [{"seconds": rank.get("seconds")} for rank in ranks]
+    if not isinstance(times, list) or len(times) != len(ranks) or not all(map(_has_seconds, times)):
+        raise ValueError("The report has no `seconds` for each of its ranks.")
+    for rank, measured in zip(ranks, times, strict=True):
         rank["seconds"] = measured["seconds"]
-        if rank.get("timeline"):
+        if rank.get("timeline") and "timeline" in measured:
             rank["timeline"] = {**rank["timeline"], "seconds": measured["timeline"]}
     return {**content, "ranks": ranks}
+
+
+def _has_seconds(measured: object) -> bool:
+    return isinstance(measured, dict) and isinstance(measured.get("seconds"), int | float)
 
 
 # ---- The lower bound of the time of a step, as a result that prints
