@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from .. import _C
 from ..fake.fake_tensor_mode import is_fake_tensor, is_wrapper_of_fakes
+from ..internals.calls import is_in_backward
 from ..internals.leases import Lease
 from ..internals.patching import Function
 from .remedies import (
@@ -96,7 +97,7 @@ class Application:
             return
         thread = self._thread
         thread.depth += 1
-        if torch._C._current_graph_task_id() != -1:
+        if is_in_backward():
             return  # recomputed by checkpointing
         if thread.depth == 1:
             thread.has_gradients = torch.is_grad_enabled()

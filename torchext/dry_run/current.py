@@ -1,4 +1,7 @@
-"""The open world. Process groups belong to the process, so only one world can be open."""
+"""The open world: its state, the environment of its rank, and the processes that the rank starts.
+
+Process groups belong to the process, so only one world can be open.
+"""
 
 from __future__ import annotations
 

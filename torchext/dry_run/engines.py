@@ -40,13 +40,14 @@ __all__ = ["IGNORED", "is_in_compiled_code", "remarking_on_graphs"]
 # generator keeps its state, and the call is counted as a read of a value.
 
 
-# ---- Distributed tensors
+COMPUTES = "computes with the state of a generator"
+STATE_KEPT = "not set"
+READS = "reads the state of a generator, which a program may have moved to a GPU"
+
+_replaces_in_tracker = partial(while_world_is_open.replaces, "torch.distributed.tensor._random:OffsetBasedRNGTracker")
 
 
-replaces = partial(while_world_is_open.replaces, "torch.distributed.tensor._random:OffsetBasedRNGTracker")
-
-
-@replaces("__init__", reason="compares the states of generators of other ranks")
+@_replaces_in_tracker("__init__", reason="compares the states of generators of other ranks")
 def _init(original: Function, self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     original(self, device_mesh, False)
     if run_state_sync:
@@ -54,22 +55,14 @@ def _init(original: Function, self: Any, device_mesh: Any, run_state_sync: bool 
             dist.broadcast(torch.empty(16, dtype=torch.uint8, device=self._device), 0)
 
 
-@replaces("_get_device_state", reason="moves the state of a generator to its device")
+@_replaces_in_tracker("_get_device_state", reason="moves the state of a generator to its device")
 def _get_device_state(original: Function, self: Any) -> Any:
     return self._device_handle.get_rng_state()
 
 
-COMPUTES = "computes with the state of a generator"
-
-replaces("_set_pre_op_offset", "_set_post_op_offset", reason=COMPUTES)(call_on_real_tensors)
-replaces("_compute_rng_offsets", needs="_compute_rng_offsets", reason=COMPUTES)(call_on_real_tensors)  # since 2.12
-
-
-# ---- Generators
-
-
-STATE_KEPT = "not set"
-READS = "reads the state of a generator, which a program may have moved to a GPU"
+_replaces_in_tracker("_set_pre_op_offset", "_set_post_op_offset", reason=COMPUTES)(call_on_real_tensors)
+# Since 2.12.
+_replaces_in_tracker("_compute_rng_offsets", needs="_compute_rng_offsets", reason=COMPUTES)(call_on_real_tensors)
 
 
 @while_values_are_assumed.replaces(torch.cuda.random, "set_rng_state", "set_rng_state_all", reason=READS)
@@ -214,8 +207,8 @@ def _convert_mask_to_block_mask(
         return original(mask, query_block, key_block, separate_full_blocks)
     *batch, queries, keys = mask.shape
     blocks = (*batch, -(-queries // query_block), -(-keys // key_block))
-    partial, full = (torch.empty(blocks, dtype=torch.int8, device=mask.device) for _ in range(2))
-    return partial, full if separate_full_blocks else None
+    partial_blocks, full_blocks = (torch.empty(blocks, dtype=torch.int8, device=mask.device) for _ in range(2))
+    return partial_blocks, full_blocks if separate_full_blocks else None
 
 
 # ---- Pipeline stages whose neighbors do not exist

@@ -1,4 +1,4 @@
-"""Descriptions of tensors without values, which a dry run writes so that the program can read them again.
+"""Descriptions of tensors without values, which a program writes and reads again, and data loaders of real data.
 
 `torch.save()` writes a pickle that describes the fakes. `torch.load()` makes fakes from it that share storages as
 before. The file begins with `PLACEHOLDER`, also after it is renamed or copied, so it does not load outside of dry runs.
@@ -198,7 +198,7 @@ def _mapped(device: torch.device, map_location: Any) -> torch.device:
     return torch.device(map_location)
 
 
-# ---- Data loaders in a dry run: they read real data, in this process
+# ---- Data loaders, which read real data in this process
 #
 # Samplers shuffle real numbers and datasets open real files, so a loader computes with real tensors; a batch becomes
 # fake when it is moved to a fake device. A dataset that holds fakes, for example from `torch.randn()` in the program,

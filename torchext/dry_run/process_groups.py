@@ -89,7 +89,7 @@ def names_of_nccl() -> Iterator[None]:
             del vars(module)["ProcessGroupNCCL"]
 
 
-# ---- Process groups without the other ranks, under the backend names that a program uses
+# ---- The default group, and PyTorch's backend `fake`
 
 
 def initialize(backend: str) -> None:

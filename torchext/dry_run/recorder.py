@@ -19,6 +19,7 @@ from torch.utils.weak import TensorWeakRef
 from .. import _C
 from ..fake.cuda.streams import Clock, StreamKey, clock_of, is_put_off, listeners
 from ..fake.values import assumes_values, note_exchange
+from ..internals.calls import is_in_backward
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
@@ -132,7 +133,7 @@ class Overlaps:
         return tuple(reversed(found))
 
 
-# ---- Record the collectives of this rank when they are called: NOTE [Collectives], collectives.h
+# ---- Records of collectives
 
 
 Work: Any = torch._C._distributed_c10d.Work
@@ -430,7 +431,6 @@ class ModuleNames:
 
 def place_here(names: ModuleNames) -> Place:
     """Return the current place of this thread."""
-    in_backward = torch._C._current_graph_task_id() != -1
     innermost: nn.Module | None = None
     outermost: nn.Module | None = None
     label, is_stepping = "", False
@@ -447,7 +447,9 @@ def place_here(names: ModuleNames) -> Place:
             label = _name_in_fsdp(owner)
         frame = frame.f_back
     module = label or ("" if innermost is None else names.of(innermost, outermost))
-    phase = "backward" if in_backward else "optimizer" if is_stepping else "forward" if innermost is not None else ""
+    phase = (
+        "backward" if is_in_backward() else "optimizer" if is_stepping else "forward" if innermost is not None else ""
+    )
     return Place(module, phase)
 
 

@@ -216,7 +216,7 @@ def _dtypes() -> dict[str, torch.dtype]:
     return types
 
 
-# ---- Checkpoints in a dry run: objects that hold fakes have no values to write
+# ---- Objects that hold fakes, which have no values to write
 #
 # `torch.save()` truncates the file before it reads the memory of the first tensor. So objects are searched for fakes
 # first. On the command line, which keeps files apart, a description is written that can be read again
@@ -265,7 +265,7 @@ def files_apart() -> Any:
     return None if files is None else files.active()
 
 
-# ---- PyTorch
+# ---- Files of PyTorch
 
 
 @replaces(torch, "save", reason="truncates the file, and then reads memory")
@@ -310,7 +310,7 @@ def _typed_from(dtype: torch.dtype, *description: Any) -> torch.TypedStorage:
     return typed(storage_from(*description), dtype)
 
 
-# ---- safetensors
+# ---- Calls of safetensors
 
 
 @replaces("safetensors.torch", "safe_open", reason="cannot read files without values")
@@ -382,20 +382,20 @@ def _described(contents: Any, name: str) -> torch.Tensor:
     return tensor if is_same else torch.empty(tensor.shape, dtype=dtype, device="meta")
 
 
-# ---- Distributed checkpoints in a dry run: this rank saves and loads its part alone
+# ---- Distributed checkpoints: this rank saves and loads its part alone
 #
 # In a job, one rank makes the global plan from the plans of all ranks. In a dry run the others do not exist, so a
 # checkpoint and its metadata cover only the part of this rank. On the command line, PyTorch's code writes it, with
-# tensors as `torch.save()` describes them (`saving.py`), and reads it again. In `world()` nothing is written, and the
-# save returns the metadata. Loading reads existing files without the other ranks. Where rank 0 sends a whole state
-# dict, every other rank receives a description of the state dict that it already has.
+# tensors as `torch.save()` describes them, and reads it again. In `world()` nothing is written, and the save returns
+# the metadata. Loading reads existing files without the other ranks. Where rank 0 sends a whole state dict, every other
+# rank receives a description of the state dict that it already has.
 
 
 CHECKPOINT = "torch.distributed.checkpoint"
 ALONE = "receives the global plan from rank 0"
 
 
-# ---- Saving
+# ---- Saving of distributed checkpoints
 
 
 @while_values_are_assumed.replaces(
@@ -456,7 +456,7 @@ def _validate_global_plan(original: Function, /, *args: Any, **kwargs: Any) -> A
     return True if isinstance(found, bool) else []  # since 2.12 a list of errors
 
 
-# ---- Loading
+# ---- Loading of distributed checkpoints
 
 
 @while_world_is_open.replaces(f"{CHECKPOINT}.state_dict_loader", "_load_state_dict", reason=ALONE)

@@ -41,11 +41,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import TensorWeakRef
 
 from ..fake.cuda.streams import is_put_off
+from ..internals.calls import is_in_backward
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .current import while_world_is_open
 
-__all__ = ["PATIENCE", "Passes", "Round", "Rounds", "Steps", "is_in_backward"]
+__all__ = ["PATIENCE", "Passes", "Round", "Rounds", "Steps"]
 
 
 # ---- Detect the beginnings of forward and backward passes
@@ -57,11 +58,6 @@ __all__ = ["PATIENCE", "Passes", "Round", "Rounds", "Steps", "is_in_backward"]
 
 
 _backward_listeners: list[Callable[[], None]] = []
-
-
-def is_in_backward() -> bool:
-    """Return true if this thread runs in a backward pass."""
-    return torch._C._current_graph_task_id() != -1
 
 
 class Passes:
@@ -130,7 +126,7 @@ def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwar
     return original(outputs, *args, **kwargs)
 
 
-# ---- The definition of a training step
+# ---- Count rounds of optimizer calls, and the steps that they complete
 
 
 # The number of rounds to wait for an optimizer: more than generators or discriminators are trained in a row.

@@ -30,6 +30,7 @@ from torch import nn
 from .. import _C
 from ..descriptions import DEFAULT_VALUES, INTEGER, NUMBER, OTHER, SHAPE, TRUTH, AssumedValue
 from ..errors import DataDependentError
+from ..internals.calls import is_in_backward
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.leases import Lease
 from ..internals.patching import Function
@@ -196,7 +197,7 @@ class AssumedValues:
             self._matched.add(line)
             if module is not None:
                 self._line_of_module[module] = line
-        elif module is not None and torch._C._current_graph_task_id() != -1:
+        elif module is not None and is_in_backward():
             return self._line_of_module.get(module)
         return line
 

@@ -34,8 +34,8 @@ __all__ = [
     "when_imported",
 ]
 
-
-# ---- Install the files of a dry run in a process
+# The program that starts another one under guard. Uses `os`, because importing `pathlib` here may be too early.
+GUARD = f"{os.path.dirname(os.path.abspath(__file__))}/guard.py"
 
 
 def install(folder: str) -> None:
@@ -49,10 +49,3 @@ def install(folder: str) -> None:
     redirect_databases(overlay)
     redirect_processes(overlay, replacements)
     run_again_if_written()
-
-
-# ---- The files of a dry run: written files are kept apart, and existing files never change
-
-
-# The program that starts another one under guard. Uses `os`, because importing `pathlib` here may be too early.
-GUARD = f"{os.path.dirname(os.path.abspath(__file__))}/guard.py"

@@ -163,7 +163,7 @@ def _is_own(overlay: Overlay, descriptor: int, place: str) -> bool:
     return place.startswith("/dev/shm/") and can_write(descriptor)
 
 
-# ---- Replacements for Python functions that take file names, which use the files of a dry run: `overlay.py`
+# ---- Functions of `os` that use the places of files
 
 
 Function = Callable[..., Any]

@@ -306,6 +306,4 @@ def _placed(overlay: Overlay, database: Any) -> Any:
 
 
 def _text(database: Any) -> str:
-    import os
-
     return os.fsdecode(database)

@@ -143,7 +143,7 @@ def _copy_metadata(source: Any, target: Any, status: os.stat_result) -> None:
     real.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-# ---- The places of the files of a dry run: written files are in a separate folder, all others are the originals
+# ---- Places, and the marks of removed files
 
 
 MAX_LINKS = 40  # as Linux

@@ -245,7 +245,7 @@ class Progress:
             recording.__exit__(None, None, None)
 
 
-# ---- Run a program as one rank, for some steps, and collect the report of the command line
+# ---- Run the program, and collect its report
 
 
 def run_rank(

@@ -3,7 +3,7 @@
 The bound holds for each run of the program on this model of GPU and network, if libraries do at least the work that
 is certain (`work.py`). It is the largest of:
 
-- the path of operators and collectives on streams (`timeline.py`), where an operator takes the time of its operations
+- the path of operators and collectives on streams (`least_time()`), where an operator takes the time of its operations
   or of its memory traffic, and a collective the time of the bytes that must cross the links (`work.py`);
 - the work of one stream;
 - the bytes that enter or leave the GPU.
@@ -33,6 +33,7 @@ from ... import _C
 from ...descriptions import PeakRates
 from ...fake.cuda.streams import Clock, StreamKey, listeners
 from ...fake.higher_order import may_not_run
+from ...internals.calls import is_in_backward
 from ...internals.source_lines import place_of, users_frame
 from ...memory.tracking import counting_flops
 from ...reports.model import BoundingOperator, TimeBound
@@ -134,7 +135,7 @@ def _end(ends: tuple[list[int], list[float]], count: int) -> float:
     return ends[1][index] if index >= 0 else NEVER
 
 
-# ---- A lower bound of the time of a step on the described GPUs
+# ---- The operators and collectives of a step
 
 
 MOST_OPERATORS = 10
@@ -294,7 +295,7 @@ class Recording:
             return
         label = self._label(packet)
         one = _Operator(len(self._events), label)
-        one.is_again = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+        one.is_again = torch.is_grad_enabled() and is_in_backward()
         if rate:
             one.compute, one.by_data_sheet = flops / rate / self._rates.boost, counted / rate
         if one.is_again and _is_in_checkpoint():
