@@ -57,6 +57,11 @@ class PublicApi(SphinxDirective):  # type: ignore[misc]
         lines += [".. autosummary::", "   :nosignatures:", "", *(f"   {name}" for name in described)] if own else []
         for name in own:
             lines += ["", f".. auto{_kind(module, name)}:: {name}"]
+        return [*self._parsed(lines), *self._links(module, homes)]
+
+    def _links(self, module: str, homes: dict[str, str]) -> list[nodes.Node]:
+        """Return entries for the names that other modules document, each with a link."""
+        lines = []
         for name, home in homes.items():
             if home != module:
                 kind = _kind(module, name)
@@ -64,6 +69,13 @@ class PublicApi(SphinxDirective):  # type: ignore[misc]
                 is_indexed = getattr(getattr(import_module(module), name), "__module__", "") == module
                 lines += ["", f".. py:{kind}:: {name}", *["   :no-index:"] * is_indexed, ""]
                 lines += [f"   The same as :py:obj:`{home}.{name}`."]
+        found = self._parsed(lines)
+        # Without a module, viewcode ignores an entry: the page of the source links to where the name is documented.
+        for signature in (one for node in found for one in node.findall(addnodes.desc_signature)):
+            signature["module"] = ""
+        return found
+
+    def _parsed(self, lines: list[str]) -> list[nodes.Node]:
         return list(self.parse_text_to_nodes(StringList([*lines, ""], source=self.get_source_info()[0])))
 
 

@@ -26,8 +26,8 @@ import torchext
 
 SITE = ROOT / "build" / "docs" / "html"
 NOT_PUBLIC = {
-    *("torchext.advice", "torchext.check_init", "torchext.commands", "torchext.dynamo", "torchext.installation"),
-    *("torchext.internals", "torchext.reports", "torchext.version"),
+    *("torchext.advice", "torchext.check_init", "torchext.commands", "torchext.descriptions", "torchext.dynamo"),
+    *("torchext.installation", "torchext.internals", "torchext.reports", "torchext.version"),
 }
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

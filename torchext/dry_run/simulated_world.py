@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import Self
 
 from .. import _C
-from ..descriptions import DEFAULT_VALUES, AssumedValue, FakeGPU, as_fake_gpu
+from ..descriptions import DEFAULT_VALUES, FakeGPU, as_fake_gpu
 from ..fake import fake_mode
 from ..fake.addresses import showing_addresses
-from ..fake.values import AssumedValues, ValuePolicy, as_policy, assuming_values
+from ..fake.values import AssumedValue, AssumedValues, ValuePolicy, as_policy, assuming_values
 from ..internals.arguments import check_is_int
 from ..internals.calls import Block
 from . import ddp_reducer, engines, placeholders, process_groups, saving  # noqa: F401  (declare replacements)

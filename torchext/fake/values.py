@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from .. import _C
-from ..descriptions import DEFAULT_VALUES, INTEGER, NUMBER, OTHER, SHAPE, TRUTH, AssumedValue
+from ..descriptions import DEFAULT_VALUES, INTEGER, NUMBER, OTHER, SHAPE, TRUTH
 from ..errors import DataDependentError
 from ..internals.calls import is_in_backward
 from ..internals.dispatch_keys import without_our_keys
@@ -41,6 +41,7 @@ __all__ = [
     "ANSWERS",
     "MASKS",
     "PARTS",
+    "AssumedValue",
     "AssumedValues",
     "LinePolicy",
     "ValuePolicy",
@@ -72,6 +73,30 @@ FINITENESS_CHECKS = ("isfinite", "is_finite", "all_finite", "allclose")
 
 
 Site = tuple[str, str, str, str, str]  # line, reader, operator, kind, policy
+
+
+@dataclass(frozen=True)
+class AssumedValue:
+    """A place that has read values that do not exist.
+
+    Attributes:
+        line: The line of the program, not of a package, `file:line in function`.
+        reader: The innermost Python function that has read the value. It may be PyTorch's.
+        operator: The operator that reads.
+        answer: The answer, or the first few distinct answers of many.
+        kind: Truth value, integer, number, shape, or other value.
+        policy: The policies that the answer depends on, such as `masks=all`, or empty. If more than four policies for
+            lines are used, `or` connects some: the answer depends on at least one of them.
+        count: Number of reads.
+    """
+
+    line: str
+    reader: str
+    operator: str
+    answer: str
+    kind: str
+    policy: str
+    count: int
 
 
 class AssumedValues:

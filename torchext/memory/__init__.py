@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from ..advice.advice import Advice, Outcome
     from ..advice.remedies import Block, Numerics, Remedy
     from ..advice.searching import advise
-    from ..descriptions import AssumedValue
-    from ..fake.values import LinePolicy, ValuePolicy
+    from ..fake.values import AssumedValue, LinePolicy, ValuePolicy
     from .fitting import Fit, MaxBatch, fits, max_batch
     from .timeline import PINNED, Allocation, Category, MemoryState, Phase
     from .tracking import TrackedMemory, track_memory
@@ -41,7 +40,7 @@ __all__ = [
 
 __getattr__ = names_from(
     __name__,
-    *("timeline", ".descriptions", ".advice.advice", ".advice.searching", ".advice.remedies", "fitting", "tracking"),
+    *("timeline", ".advice.advice", ".advice.searching", ".advice.remedies", "fitting", "tracking"),
     ".fake.values",
 )
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
-from ..descriptions import DEFAULT_VALUES, AssumedValue, as_fake_gpu
+from ..descriptions import DEFAULT_VALUES, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
-from ..fake.values import ValuePolicy, as_policy, assuming_values
+from ..fake.values import AssumedValue, ValuePolicy, as_policy, assuming_values
 from ..internals.text import Column, Table, plain
 from .plots import in_units
 from .tracking import TrackedMemory, track_memory

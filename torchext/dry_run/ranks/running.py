@@ -17,9 +17,10 @@ import torch
 
 from ...advice.applying import applying
 from ...advice.remedies import Remedy
-from ...descriptions import AssumedValue, FakeGPU
+from ...descriptions import FakeGPU
 from ...fake import carry_blocks_to_threads
 from ...fake.cuda.streams import is_put_off, replay_observers
+from ...fake.values import AssumedValue
 from ...internals.text import code_at
 from ...memory import TrackedMemory, track_memory
 from ...memory.timeline import summed
