@@ -12,12 +12,11 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from .. import _C
 from ..fake.fake_tensor_mode import is_fake_tensor, is_wrapper_of_fakes
-from ..internals.calls import is_in_backward
+from ..internals.events import Listener, is_in_backward, subscribe
 from ..internals.leases import Lease
 from ..internals.patching import Function
 from .remedies import (
@@ -52,7 +51,7 @@ class _Thread(threading.local):
         self.buffers: dict[int, list[tuple[int, int]]] = {}
 
 
-class Application:
+class Application(Listener):
     """The remedies of a run, and what it shows about the program.
 
     Args:
@@ -183,7 +182,7 @@ class Application:
         self._found.keeps_gradients |= not is_requested
         return is_requested or NoGradients in self.kinds
 
-    def begin_backward(self, loss: Tensor) -> Tensor:
+    def loss_of_backward(self, loss: Tensor) -> Tensor:
         """Return the loss to differentiate."""
         self._had_backward = True
         return loss if self.micro_batches == 1 else loss / self.micro_batches
@@ -252,8 +251,7 @@ def applying(remedies: Iterable[Remedy]) -> Iterator[Application]:
         _applied.append(application)
         block.callback(_applied.remove, application)
         block.callback(application.close)
-        block.callback(register_module_forward_pre_hook(application.enter_module).remove)
-        block.callback(register_module_forward_hook(application.leave_module, always_call=True).remove)
+        block.enter_context(subscribe(application))
         for remedy in application.remedies:
             block.enter_context(remedy.block())
         yield application
@@ -290,7 +288,7 @@ def _zero_grad(original: Function, self: Any, set_to_none: bool = True) -> None:
 @_while_applied.replaces(Tensor, "backward", reason="computes the gradients of a whole batch")
 def _backward(original: Function, /, self: Tensor, *args: Any, **kwargs: Any) -> None:
     application = _application_for((self,))
-    original(application.begin_backward(self) if application else self, *args, **kwargs)
+    original(application.loss_of_backward(self) if application else self, *args, **kwargs)
 
 
 @_while_applied.replaces(Optimizer, "__init__", reason="has a method `step` that follows each batch")

@@ -19,8 +19,8 @@ from torch.utils.weak import TensorWeakRef
 from .. import _C
 from ..fake.cuda.streams import Clock, StreamKey, clock_of, is_put_off, listeners
 from ..fake.values import assumes_values, note_exchange
-from ..internals.calls import is_in_backward
 from ..internals.dispatch_keys import without_our_keys
+from ..internals.events import is_in_backward
 from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame

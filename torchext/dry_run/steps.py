@@ -35,16 +35,12 @@ from weakref import ref
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef
 
 from ..fake.cuda.streams import is_put_off
-from ..internals.calls import is_in_backward
-from ..internals.patching import Function
+from ..internals.events import Listener, is_in_backward, subscribe
 from ..internals.source_lines import place_of, users_frame
-from .current import while_world_is_open
 
 __all__ = ["PATIENCE", "Passes", "Round", "Rounds", "Steps"]
 
@@ -57,10 +53,7 @@ __all__ = ["PATIENCE", "Passes", "Round", "Rounds", "Steps"]
 # again, and gradient hooks may call optimizers.
 
 
-_backward_listeners: list[Callable[[], None]] = []
-
-
-class Passes:
+class Passes(Listener):
     """Detects passes of the process, on all threads.
 
     Args:
@@ -73,11 +66,7 @@ class Passes:
         self._on_backward = on_backward
         self._process = os.getpid()
         self._running = _Running()
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-        _backward_listeners.append(self._begin_backward)
+        self._subscription = subscribe(self)
 
     def is_in_pass(self) -> bool:
         """Return true if this thread runs in a pass."""
@@ -85,20 +74,21 @@ class Passes:
 
     def close(self) -> None:
         """Stop detecting passes."""
-        for handle in self._handles:
-            handle.remove()
-        _backward_listeners.remove(self._begin_backward)
+        self._subscription.close()
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def enter_module(self, module: nn.Module, args: Any) -> None:
+        """Begin a forward pass, if this is the outermost module that runs."""
         is_outermost = self._running.count == 0
         self._running.count += 1
         if is_outermost and not is_in_backward() and _computes(module) and os.getpid() == self._process:
             self._on_forward()
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that a module has ended."""
         self._running.count = max(self._running.count - 1, 0)
 
-    def _begin_backward(self) -> None:
+    def begin_backward(self) -> None:
+        """Begin a backward pass."""
         if os.getpid() == self._process:
             self._on_backward()
 
@@ -114,16 +104,6 @@ def _computes(module: nn.Module) -> bool:
     if getattr(module, "_is_replica", False):
         return False
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-
-
-@while_world_is_open.replaces(
-    torch.autograd.graph, "_engine_run_backward", reason="has no hook for the beginning of a backward pass"
-)
-def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    if not is_in_backward():
-        for listener in list(_backward_listeners):
-            listener()
-    return original(outputs, *args, **kwargs)
 
 
 # ---- Count rounds of optimizer calls, and the steps that they complete
@@ -197,7 +177,7 @@ class Rounds:
             self._updated = frozenset()
 
 
-class Steps:
+class Steps(Listener):
     """Counts the steps of the optimizers of the process.
 
     Args:
@@ -219,17 +199,11 @@ class Steps:
         self._had_pass = False
         self._called: dict[Key, dict[int, TensorWeakRef]] = {}  # since the last pass, with the updated parameters
         self._known: dict[Key, _Known] = {}
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
-        _optimizer_listeners.append(self._learn)
+        self._subscription = subscribe(self)
 
     def close(self) -> None:
         """Stop counting."""
-        for hook in self._hooks:
-            hook.remove()
-        _optimizer_listeners.remove(self._learn)
+        self._subscription.close()
 
     def end_round(self) -> None:
         """End the current round, because a pass begins or the program ends."""
@@ -260,8 +234,13 @@ class Steps:
             known.takes_part()
         return known
 
-    def _before(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
-        if is_put_off(partial(self._before, optimizer)):
+    def end_construction(self, optimizer: Optimizer) -> None:
+        """Let an optimizer participate if its parameters require gradients."""
+        self._learn(optimizer)
+
+    def begin_step(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+        """End the round if no pass is between this call and one that has updated the same parameters."""
+        if is_put_off(partial(self.begin_step, optimizer)):
             return
         updated = self._called.get(id(optimizer))
         if updated and not is_in_backward() and any(_is_in(updated, p) for p in _parameters(optimizer)):
@@ -269,8 +248,9 @@ class Steps:
             self._called = {}
             self._on_round()
 
-    def _after(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
-        if is_put_off(partial(self._after, optimizer)):
+    def end_step(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+        """Count a call of an optimizer."""
+        if is_put_off(partial(self.end_step, optimizer)):
             return
         self.calls += 1
         self._learn(optimizer).was_called = True
@@ -344,13 +324,3 @@ def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 def _is_in(updated: dict[int, TensorWeakRef], parameter: torch.Tensor) -> bool:
     reference = updated.get(id(parameter))
     return reference is not None and reference() is parameter
-
-
-_optimizer_listeners: list[Callable[[Optimizer], Any]] = []
-
-
-@while_world_is_open.replaces(Optimizer, "__init__", reason="has no hook for new optimizers")
-def _init(original: Function, /, self: Optimizer, *args: Any, **kwargs: Any) -> None:
-    original(self, *args, **kwargs)
-    for listener in list(_optimizer_listeners):
-        listener(self)

@@ -30,8 +30,8 @@ from torch import nn
 from .. import _C
 from ..descriptions import DEFAULT_VALUES, INTEGER, NUMBER, OTHER, SHAPE, TRUTH
 from ..errors import DataDependentError
-from ..internals.calls import is_in_backward
 from ..internals.dispatch_keys import without_our_keys
+from ..internals.events import is_in_backward
 from ..internals.leases import Lease
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame

@@ -19,15 +19,9 @@ __all__ = [
     "begin_generator",
     "call_in_block",
     "call_in_way",
-    "is_in_backward",
     "run_in_block",
     "skip_frames",
 ]
-
-
-def is_in_backward() -> bool:
-    """Return true if this thread runs in a backward pass."""
-    return torch._C._current_graph_task_id() != -1
 
 
 # ---- Frames that Dynamo does not compile

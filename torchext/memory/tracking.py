@@ -11,15 +11,13 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch._subclasses import FakeTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, bmm_flop, mm_flop
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import TensorWeakRef
 
 from .. import _C
 from ..fake.addresses import showing_addresses
 from ..fake.cuda import memory
+from ..internals.events import Listener, subscribe
 from ..internals.held_tensors import parts_of
 from . import plots
 from .timeline import PINNED, Action, Allocation, Category, MemoryState, Phase, Timeline, save_snapshot, summed
@@ -29,8 +27,7 @@ __all__ = ["Observer", "TrackedMemory", "counting_flops", "track_memory"]
 
 # ---- Which module or optimizer runs, and the parameters, gradients and optimizer state
 #
-# The observer reports these to the core. It uses PyTorch's hooks for all modules and optimizers, which are registered
-# while a tracker is open.
+# The observer reports these to the core while a tracker is open.
 
 
 OPTIMIZER_SCOPE = "optimizer step"
@@ -43,7 +40,7 @@ class _Thread(threading.local):
         self.scopes: list[tuple[int, int, bool]] = []
 
 
-class Observer:
+class Observer(Listener):
     """Observe the modules and optimizers of all threads.
 
     Attributes:
@@ -60,22 +57,15 @@ class Observer:
         # By `id()`. The references are weak, so that the program can free the objects.
         self._names: dict[int, tuple[str, ReferenceType[torch.nn.Module]]] = {}
         self._parameters: dict[int, tuple[str, TensorWeakRef]] = {}
-        self._handles: list[RemovableHandle] = []
 
     def begin(self) -> None:
-        """Register the hooks."""
-        self._handles = [
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self._enter_optimizer),
-            register_optimizer_step_post_hook(self._leave_optimizer),
-        ]
+        """Begin to observe."""
+        self._subscription = subscribe(self)
         self._outer = _C.set_memory_scope(-1, Phase.OTHER, self._trace_lines)
 
     def end(self) -> None:
-        """Remove the hooks, and restore the scope of the thread, which a step that raised may not have restored."""
-        for handle in self._handles:
-            handle.remove()
+        """End to observe, and restore the scope of the thread, which a step that raised may not have restored."""
+        self._subscription.close()
         self.mark_gradients()
         _C.set_memory_scope(*self._outer)
 
@@ -87,7 +77,8 @@ class Observer:
             if gradient is not None:
                 self._mark(gradient, Category.GRADIENT, f"{name}.grad")
 
-    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+    def enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        """Set the scope to a module, whose parameters become known."""
         name = self._name_of(module)
         if name is None:
             name = self._learn(module)
@@ -96,7 +87,8 @@ class Observer:
         scope = _C.set_memory_scope(self._number(name), Phase.FORWARD, self._trace_lines, id(module))
         self._thread.scopes.append(scope)
 
-    def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Restore the scope."""
         # A sharded module has gathered its parameters now.
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -129,7 +121,8 @@ class Observer:
             self._mark(buffer, Category.PARAMETER, f"{prefix}.{name}")
         self.mark_gradients()
 
-    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def begin_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Set the scope to the optimizer, and mark its parameters and their gradients."""
         for group in optimizer.param_groups:
             for i, parameter in enumerate(group["params"]):
                 owner = self._owner_of(parameter)
@@ -142,7 +135,8 @@ class Observer:
             _C.set_memory_scope(self._number(OPTIMIZER_SCOPE), Phase.OPTIMIZER, self._trace_lines)
         )
 
-    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def end_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Restore the scope, and mark the state of the optimizer."""
         if self._thread.scopes:
             _C.set_memory_scope(*self._thread.scopes.pop())
         for parameter, state in optimizer.state.items():

@@ -33,7 +33,7 @@ from ... import _C
 from ...descriptions import PeakRates
 from ...fake.cuda.streams import Clock, StreamKey, listeners
 from ...fake.higher_order import may_not_run
-from ...internals.calls import is_in_backward
+from ...internals.events import is_in_backward
 from ...internals.source_lines import place_of, users_frame
 from ...memory.tracking import counting_flops
 from ...reports.model import BoundingOperator, TimeBound

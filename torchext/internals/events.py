@@ -1,0 +1,109 @@
+"""What the program begins and ends: forward passes of modules, backward passes, and steps of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .leases import Lease
+from .patching import Function
+
+__all__ = ["Listener", "is_in_backward", "subscribe"]
+
+
+class Listener:
+    """Receives events of all threads. Only the methods that a subclass overrides are registered.
+
+    An error of a method is raised where the event occurs. A module whose forward pass raises a `BaseException` that is
+    not an `Exception` does not end.
+    """
+
+    def enter_module(self, module: nn.Module, args: Any) -> None:
+        """Handle the beginning of a forward pass of any module."""
+
+    def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Handle the end of a forward pass of any module, also by an error."""
+
+    def begin_backward(self) -> None:
+        """Handle the beginning of a backward pass, but for those within a backward pass."""
+
+    def begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Handle the beginning of a step of any optimizer."""
+
+    def end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Handle the end of a step of any optimizer that has raised no error."""
+
+    def end_construction(self, optimizer: Optimizer) -> None:
+        """Handle the end of the constructor of any optimizer."""
+
+
+def subscribe(listener: Listener) -> ExitStack:
+    """Send events to `listener` until the returned stack is closed."""
+    subscription = ExitStack()
+    for name, register in SOURCES.items():
+        if getattr(type(listener), name) is not getattr(Listener, name):
+            subscription.callback(register(getattr(listener, name)))
+    return subscription
+
+
+def is_in_backward() -> bool:
+    """Return true if this thread runs in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+# ---- Events for which PyTorch has no hooks
+
+
+_while_observed = Lease("a dry run counts steps or passes")
+_on_backward: list[Callable[[], None]] = []
+_on_construction: list[Callable[[Optimizer], None]] = []
+
+
+@_while_observed.replaces(
+    torch.autograd.graph, "_engine_run_backward", reason="has no hook for the beginning of a backward pass"
+)
+def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_in_backward():
+        for listener in list(_on_backward):
+            listener()
+    return original(outputs, *args, **kwargs)
+
+
+@_while_observed.replaces(Optimizer, "__init__", reason="has no hook for new optimizers")
+def _init(original: Function, /, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    for listener in list(_on_construction):
+        listener(self)
+
+
+# ---- Where each event comes from: functions that register a method, and return a function that removes it
+
+
+def _hooks(register: Callable[..., Any], **options: Any) -> Callable[[Any], Callable[[], None]]:
+    return lambda method: register(method, **options).remove
+
+
+def _register(methods: list[Any], method: Any) -> Callable[[], None]:
+    registration = ExitStack()
+    registration.enter_context(_while_observed.hold())
+    methods.append(method)
+    registration.callback(methods.remove, method)
+    return registration.close
+
+
+SOURCES: dict[str, Callable[[Any], Callable[[], None]]] = {
+    "enter_module": _hooks(register_module_forward_pre_hook),
+    "leave_module": _hooks(register_module_forward_hook, always_call=True),
+    "begin_backward": partial(_register, _on_backward),
+    "begin_step": _hooks(register_optimizer_step_pre_hook),
+    "end_step": _hooks(register_optimizer_step_post_hook),
+    "end_construction": partial(_register, _on_construction),
+}
