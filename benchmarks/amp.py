@@ -111,7 +111,7 @@ class Steps:
 
     def __init__(self, width: int, length: int) -> None:
         self.x = torch.randn(2, length, width)
-        self.plain, self.wrapped = self._block(width), amp.wrap(self._block(width))
+        self.plain, self.wrapped = self._block(width), amp.to_amp(self._block(width))
         self.decorated = amp.autocast("cpu")(self._block(width))
 
     @staticmethod

@@ -61,7 +61,7 @@ def use_everything() -> list[Any]:
     materialize_module(deferred_init(torch.nn.Linear, 2, 2))
     with amp.autocast("cpu", self_cleaning=True):
         torch.nn.Linear(2, 2)(torch.ones(1, 2))
-    amp.wrap(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+    amp.to_amp(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
     with inference.inference_mode(trace=True):
         torch.ones(2)
     return [fake_like(torch.ones(2)), deferred_init(torch.nn.Linear, 2, 2)]

@@ -53,9 +53,9 @@ def decorator(model: Adder, pairs: Tensor) -> Tensor:
 
 def identity(model: Adder, pairs: Tensor) -> Tensor:
     """3. A model that autocasts wherever it is called."""
-    amp.wrap(model)
+    amp.to_amp(model)
     logits: Tensor = model(pairs)
-    return amp.unwrap(logits.float())
+    return amp.to_normal(logits.float())
 
 
 def self_cleaning(model: Adder, pairs: Tensor) -> Tensor:

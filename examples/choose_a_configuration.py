@@ -72,7 +72,7 @@ def draw(advice: Advice, path: Path) -> None:
         return [100 * ((one.flops or 0) / base - 1) for one in known], [one.peak_reserved / 2**30 for one in known]
 
     axes.scatter(*points(advice.outcomes), color="silver", label="simulated")
-    axes.plot(*points(advice.front), "o-", color="tab:blue", label="front")
+    axes.plot(*points(advice.trade_offs), "o-", color="tab:blue", label="front")
     axes.axhline(advice.limit / 2**30, color="tab:red", linestyle="--", label="limit")
     axes.set(xlabel="additional operations of a step (%)", ylabel="peak of reserved memory (GiB)")
     axes.legend(frameon=False)

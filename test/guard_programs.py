@@ -69,7 +69,7 @@ def training(
         model = make()
         x = torch.randn(2, 8, 64)
     if way == "identity":
-        amp.wrap(model)
+        amp.to_amp(model)
     call = amp.autocast("cuda", dtype=dtype)(model) if way == "decorator" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     scaler = torch.amp.GradScaler("cuda")

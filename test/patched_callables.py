@@ -47,7 +47,7 @@ def use_everything() -> list[Any]:
     with amp.autocast("cpu", self_cleaning=True):
         loss = torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum()
     loss.backward()
-    wrapped = amp.wrap(torch.nn.Linear(2, 2))
+    wrapped = amp.to_amp(torch.nn.Linear(2, 2))
     wrapped(torch.ones(1, 2)).sum().backward()
     with inference.inference_mode(trace=True):
         traced = torch.ones(2)

@@ -79,7 +79,6 @@ def _load_extension() -> None:
     extension.provide("data_dependent_error", DataDependentError)
     extension.provide("unsupported_operator_error", UnsupportedOperatorError)
     extension.provide("materialization_error", MaterializationError)
-    extension.provide("deprecation_warning", TorchextDeprecationWarning)
     _import_module(".dynamo", __name__)  # waits for the import of Dynamo
 
 

@@ -146,24 +146,11 @@ PyObject* newRegion(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int is_enabled = 1;
   PyObject* is_caching = nullptr;
   int is_self_cleaning = 0;
-  PyObject* deprecated_is_caching = nullptr;
-  constexpr const char* kNames[] = {"device_type",   "dtype", "enabled", "cache_enabled",
-                                    "self_cleaning", "cache", nullptr};
+  constexpr const char* kNames[] = {"device_type", "dtype", "enabled", "cache_enabled", "self_cleaning", nullptr};
   // The parameter is not `const` before Python 3.13.
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OpOpO:autocast", const_cast<char**>(kNames), &device_type, &dtype,
-                                  &is_enabled, &is_caching, &is_self_cleaning, &deprecated_is_caching) == 0) {
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OpOp:autocast", const_cast<char**>(kNames), &device_type, &dtype,
+                                  &is_enabled, &is_caching, &is_self_cleaning) == 0) {
     return nullptr;
-  }
-  if (deprecated_is_caching != nullptr) {
-    if (is_caching != nullptr) {
-      PyErr_SetString(PyExc_TypeError, "autocast() got both `cache_enabled` and its deprecated name `cache`.");
-      return nullptr;
-    }
-    is_caching = deprecated_is_caching;
-    if (PyErr_WarnEx(provided(Provided::kDeprecationWarning), "`autocast(cache=)` is deprecated: use `cache_enabled=`.",
-                     /*stack_level=*/1) != 0) {
-      return nullptr;
-    }
   }
   PyObject* const function = isToDecorate(device_type) ? std::exchange(device_type, Py_None) : nullptr;
   Region region;

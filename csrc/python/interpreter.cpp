@@ -15,12 +15,10 @@ namespace torchext::python {
 namespace {
 
 // In the order of Provided.
-constexpr std::array<const char*, 13> kNames{
-    "current_line",           "data_dependent_error", "unsupported_operator_error",
-    "materialization_error",  "deprecation_warning",  "fake_copy",
-    "kernel_geometry",        "kernel_steps",         "observe_out_of_memory",
-    "typed_storage",          "settle_leases",        "notify_modes",
-    "has_fake_implementation"};
+constexpr std::array<const char*, 12> kNames{
+    "current_line",    "data_dependent_error",   "unsupported_operator_error", "materialization_error", "fake_copy",
+    "kernel_geometry", "kernel_steps",           "observe_out_of_memory",      "typed_storage",         "settle_leases",
+    "notify_modes",    "has_fake_implementation"};
 
 std::array<PyObject*, kNames.size()>& objects() noexcept {
   static std::array<PyObject*, kNames.size()> all{};

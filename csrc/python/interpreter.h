@@ -14,7 +14,6 @@ enum class Provided : std::uint8_t {
   kDataDependentError,        // torchext.errors
   kUnsupportedOperatorError,  // torchext.errors
   kMaterializationError,      // torchext.errors
-  kDeprecationWarning,        // torchext.errors
   kFakeCopy,                  // torchext.fake.copying: the class of memos that make fakes
   kKernelGeometry,            // torchext.fake.cuda.kernels: the class that describes tensors to rules
   kKernelSteps,               // torchext.fake.cuda.kernels: applies the rule of an operator

@@ -19,7 +19,7 @@ from pairs import covering_array
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchext import TorchextDeprecationWarning, TorchextWarning, amp
+from torchext import TorchextWarning, amp
 from torchext.deferred_init import deferred_init, materialize_tensor
 from torchext.fake import fake_mode
 from torchext.inspect import route
@@ -215,16 +215,6 @@ class TestRegion:
         assert [x.dtype for x in made] == [BF16, FP64, FP32, FP64]
         if kinds == "deferred":
             assert all(map(torch.equal, map(materialize_tensor, made), run()))
-
-    def test_old_name_of_the_cache_is_deprecated(self) -> None:
-        with pytest.warns(TorchextDeprecationWarning, match=r"`autocast\(cache=\)` is deprecated: use `c") as caught:
-            region = amp.autocast("cpu", cache=False)
-        assert caught[0].filename == __file__
-        assert region.cache_enabled is False
-
-    def test_cache_under_both_names_raises(self) -> None:
-        with pytest.raises(TypeError, match="got both `cache_enabled` and its deprecated name `cache`"):
-            amp.autocast("cpu", cache=True, cache_enabled=False)
 
     def test_is_shown_and_pickled_with_its_arguments(self) -> None:
         region = amp.autocast("cpu", dtype=FP16, cache_enabled=False)
@@ -444,7 +434,7 @@ class TestAutocastDecorator:
         holder = Holder()
         assert holder.method().dtype is holder.of_class().dtype is holder.static().dtype is FP32
 
-    @pytest.mark.parametrize("way", [amp.autocast, amp.autocast("cpu"), amp.float, amp.half])
+    @pytest.mark.parametrize("way", [amp.autocast, amp.autocast("cpu"), amp.full_precision, amp.lower_precision])
     def test_decorates_class_methods(self, way: Any) -> None:
         class Holder:
             @way
@@ -562,7 +552,7 @@ class TestAutocastDecorator:
     @pytest.mark.parametrize("target", [1, "text", int, dict], ids=str)
     def test_rejects_objects_that_cannot_be_decorated(self, target: Any) -> None:
         with pytest.raises(TypeError, match="torchext.amp decorates functions, methods, modules, and classes"):
-            amp.float(target)
+            amp.full_precision(target)
 
 
 class Net(nn.Module):
@@ -609,16 +599,16 @@ class TestModules:
         Net()(torch.ones(1, 2))
 
     @pytest.mark.parametrize("is_class", [True, False], ids=["class", "instance"])
-    @pytest.mark.parametrize("way", [amp.float, amp.half])
+    @pytest.mark.parametrize("way", [amp.full_precision, amp.lower_precision])
     def test_get_the_requested_dtypes(self, way: Any, is_class: bool) -> None:
         class Kernel(nn.Module):
             def forward(self, x: Tensor) -> tuple[torch.dtype, Tensor]:
                 return x.dtype, x * 2
 
         kernel = way(Kernel)() if is_class else way(Kernel())
-        wanted = FP32 if way is amp.float else BF16
+        wanted = FP32 if way is amp.full_precision else BF16
         with amp.autocast("cpu"):
-            dtype, result = kernel(torch.ones(2, dtype=BF16 if way is amp.float else FP32))
+            dtype, result = kernel(torch.ones(2, dtype=BF16 if way is amp.full_precision else FP32))
         assert dtype is result.dtype is wanted
 
     def test_instances_and_no_others(self) -> None:
@@ -641,7 +631,7 @@ class TestModules:
 
     def test_instances_that_are_decorated_twice_or_lazy_are_copied(self) -> None:
         x = torch.full((2, 4), 1 / 3)
-        lazy, twice = amp.autocast("cpu")(nn.LazyLinear(3)), amp.float(amp.autocast("cpu")(nn.Linear(4, 3)))
+        lazy, twice = amp.autocast("cpu")(nn.LazyLinear(3)), amp.full_precision(amp.autocast("cpu")(nn.Linear(4, 3)))
         lazy(x)
         for module in (lazy, twice):
             for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
@@ -659,7 +649,7 @@ class TestModules:
 
     def test_scripted_ones_are_refused(self) -> None:
         with pytest.raises(TypeError, match="does not decorate scripted modules"):
-            amp.float(torch.jit.script(nn.ReLU()))
+            amp.full_precision(torch.jit.script(nn.ReLU()))
 
     def test_instances_whose_class_takes_arguments_are_copied(self) -> None:
         module = amp.autocast("cpu")(WithArguments(3))
@@ -674,7 +664,7 @@ class TestModules:
         assert net(torch.ones(2, 2)).dtype is FP32
 
     def test_float_leaves_parameters_alone(self) -> None:
-        net = amp.float(Net())
+        net = amp.full_precision(Net())
         with amp.autocast("cpu"):
             assert net(torch.ones(1, 2, dtype=BF16)).dtype is FP32
         assert net.seen is FP32
@@ -682,7 +672,7 @@ class TestModules:
 
 class TestFloatAndHalf:
     def test_float_disables_and_casts_both_ways(self) -> None:
-        @amp.float
+        @amp.full_precision
         def function(x: Tensor, *, others: list[Any]) -> Any:
             assert x.dtype is FP32
             assert (x @ x).dtype is FP32
@@ -696,7 +686,7 @@ class TestFloatAndHalf:
         assert text == "text"
 
     def test_float_disables_on_the_accelerator_in_use(self) -> None:
-        @amp.float
+        @amp.full_precision
         def function(x: Tensor) -> Tensor:
             return x @ x
 
@@ -705,7 +695,7 @@ class TestFloatAndHalf:
 
     @pytest.mark.parametrize("dtype", [BF16, FP16])
     def test_half_casts_to_the_dtype_of_the_region(self, dtype: torch.dtype) -> None:
-        @amp.half
+        @amp.lower_precision
         def function(*args: Any) -> Any:
             return args
 
@@ -718,7 +708,7 @@ class TestFloatAndHalf:
         assert found[3] == 3
 
     def test_half_casts_each_tensor_for_its_device(self) -> None:
-        @amp.half
+        @amp.lower_precision
         def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             return x, y
 
@@ -727,13 +717,13 @@ class TestFloatAndHalf:
         assert (x.dtype, y.dtype) == (FP16, FP32)
 
     def test_half_casts_nothing_outside(self) -> None:
-        assert amp.half(lambda x: x)(torch.ones(1)).dtype is FP32
+        assert amp.lower_precision(lambda x: x)(torch.ones(1)).dtype is FP32
 
     def test_casts_are_seen_by_autograd(self) -> None:
         x = torch.ones(2, requires_grad=True)
         with amp.autocast("cpu"):
-            y = amp.half(lambda x: x * 2)(x)
-        amp.float(lambda y: y * 3)(y).sum().backward()
+            y = amp.lower_precision(lambda x: x * 2)(x)
+        amp.full_precision(lambda y: y * 3)(y).sum().backward()
         assert x.grad.tolist() == [6.0, 6.0]
 
 
@@ -775,7 +765,9 @@ class TestAutogradFunctions:
             backward = WithContext.backward
 
         cls = WithContext if has_context else WithSetup
-        decorated = {"autocast": amp.autocast("cpu"), "float": amp.float, "half": amp.half}[way](cls)
+        decorated = {"autocast": amp.autocast("cpu"), "float": amp.full_precision, "half": amp.lower_precision}[way](
+            cls
+        )
         assert decorated is cls
         x, w = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
         with amp.autocast("cpu"):
@@ -812,7 +804,7 @@ class TestAutogradFunctions:
             def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
                 ctx.save_for_backward(*inputs)
 
-        function = amp.float(WithContext if has_context else WithSetup)
+        function = amp.full_precision(WithContext if has_context else WithSetup)
         x, w = (torch.full((2,), value, dtype=BF16, requires_grad=True) for value in (3.0, 5.0))
         (grad,) = torch.autograd.grad(function.apply(x, w).square().sum(), x, create_graph=True)
         found = torch.autograd.grad(grad.sum(), [x, w])
@@ -837,11 +829,11 @@ class TestAutogradFunctions:
         assert x.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
     def test_kernels_outside_of_the_dispatcher(self) -> None:
-        kernel = amp.half(outside_the_dispatcher)
+        kernel = amp.lower_precision(outside_the_dispatcher)
         with amp.autocast("cpu"):
             x = product()
             assert kernel(x, torch.ones(2, 2)).dtype is BF16
-        full = amp.float(outside_the_dispatcher)
+        full = amp.full_precision(outside_the_dispatcher)
         assert full(x, torch.ones(2, 2)).dtype is FP32
 
 

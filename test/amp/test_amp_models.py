@@ -74,7 +74,7 @@ def by_decorator(model: nn.Module) -> Any:
 
 
 def by_identity(model: nn.Module) -> Any:
-    return amp.wrap(model)(TOKENS, labels=TOKENS)
+    return amp.to_amp(model)(TOKENS, labels=TOKENS)
 
 
 def run(model: nn.Module, forward: Forward) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -128,7 +128,7 @@ class TestTools:
             if way == "decorator":
                 amp.autocast("cpu", dtype=BF16)(model)
             elif way == "identity":
-                amp.wrap(model)
+                amp.to_amp(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
             regions: dict[str, Any] = {
@@ -247,7 +247,7 @@ class TestTools:
             assert amp.is_amp(found) == amp.is_amp(wanted), name
 
     def test_copies_of_a_wrapped_model_train_on_their_own(self) -> None:
-        model = amp.wrap(nn.Linear(2, 2))
+        model = amp.to_amp(nn.Linear(2, 2))
         twin = copy.deepcopy(model)
         twin(torch.ones(1, 2)).float().sum().backward()
         assert model.weight.grad is None
@@ -259,7 +259,7 @@ class TestTools:
             torch.manual_seed(0)
             model = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).cuda()
             if way == "identity":
-                amp.wrap(model)
+                amp.to_amp(model)
             elif way == "decorator":
                 amp.autocast(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

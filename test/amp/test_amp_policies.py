@@ -112,7 +112,7 @@ class TestRegister:
         torch.library.define(name, "(Tensor x) -> Tensor")
         torch.library.impl(name, "CompositeImplicitAutograd", lambda x: x + 1)
         amp.register_policy(name, "lower_precision")
-        assert call(name, amp.wrap(torch.ones(1))).dtype is BF16
+        assert call(name, amp.to_amp(torch.ones(1))).dtype is BF16
         assert call(name, torch.ones(1)).dtype is FP32
 
     def test_operators_of_cpp_libraries(self) -> None:

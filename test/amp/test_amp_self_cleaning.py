@@ -325,7 +325,7 @@ class TestSelfCleaning:
         assert not amp.is_amp(double * 2)
 
     def test_wrapped_tensors_stay_wrapped(self) -> None:
-        net, x = amp.wrap(feed_forward()), torch.ones(1, 4)
+        net, x = amp.to_amp(feed_forward()), torch.ones(1, 4)
         with amp.autocast("cpu", self_cleaning=True):
             y = net(x)
         assert net(y).dtype is BF16
@@ -341,7 +341,7 @@ class TestSelfCleaning:
 
     def test_is_kept_by_a_wrap_of_the_users(self) -> None:
         y = made_inside()
-        amp.wrap(y)
+        amp.to_amp(y)
         assert torch.mm(y, torch.ones(2, 2)).dtype is BF16
 
     def test_on_fakes_and_in_deferred_init(self) -> None:
@@ -392,7 +392,7 @@ class TestBackwardOfUsers:
 
         w = torch.full((2, 2), 3.0, requires_grad=True)
         if kind == "wrapped":
-            x = amp.wrap(torch.full((2, 2), 2.0, dtype=BF16, requires_grad=True))
+            x = amp.to_amp(torch.full((2, 2), 2.0, dtype=BF16, requires_grad=True))
         else:
             x = made_inside().requires_grad_()
         Product.apply(x, w).sum().backward()

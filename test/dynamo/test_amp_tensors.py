@@ -77,11 +77,11 @@ def disables_inside(x: Tensor) -> Any:
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestWrapped:
     def test_inputs_autocast(self, backend: str) -> None:
-        check(computes, amp.wrap(torch.eye(2)), backend=backend)
+        check(computes, amp.to_amp(torch.eye(2)), backend=backend)
 
     @pytest.mark.parametrize("is_enabled", [True, False])
     def test_regions_around_decide(self, backend: str, is_enabled: bool) -> None:
-        x = amp.wrap(torch.eye(2))
+        x = amp.to_amp(torch.eye(2))
         check(computes, x, backend=backend, around=lambda: amp.autocast("cpu", enabled=is_enabled))
 
     def test_regions_inside_decide(self, backend: str) -> None:
@@ -90,10 +90,10 @@ class TestWrapped:
                 y = x @ W
             return y, x @ W
 
-        check(function, amp.wrap(torch.eye(2)), backend=backend)
+        check(function, amp.to_amp(torch.eye(2)), backend=backend)
 
     def test_parameters_autocast_and_gradients_are_eager_ones(self, backend: str) -> None:
-        layer = amp.wrap(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2)))
+        layer = amp.to_amp(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2)))
 
         def gradients(run: Callable[..., Any]) -> Any:
             results = run(torch.eye(2))
@@ -109,7 +109,7 @@ class TestWrapped:
         layer = nn.Linear(2, 2)
         run = compiled(lambda x: (lambda y: y + (y.dtype is FP32))(layer(x)), backend)
         dtypes = [run(torch.eye(2)).dtype]
-        for change in (amp.wrap, amp.unwrap, amp.wrap):
+        for change in (amp.to_amp, amp.to_normal, amp.to_amp):
             change(layer)
             dtypes.append(run(torch.eye(2)).dtype)
         assert dtypes == [FP32, BF16, FP32, BF16]
@@ -123,10 +123,10 @@ class TestWrapped:
         run = compiled(function, backend)
         with amp.autocast("cpu", self_cleaning=True):
             unclean = torch.eye(2) @ torch.eye(2)
-        for x in (unclean, amp.wrap(unclean.detach().clone()), unclean):
+        for x in (unclean, amp.to_amp(unclean.detach().clone()), unclean):
             check_same(run(x), function(x))
             assert kinds(run(x)) == kinds(function(x))
-        wrapped = amp.wrap(torch.eye(2))
+        wrapped = amp.to_amp(torch.eye(2))
         for is_disabled in (False, True, False):
             with amp.autocast("cpu", enabled=False) if is_disabled else torch.enable_grad():
                 assert run(wrapped)[1] is run(wrapped)[0].dtype is (FP32 if is_disabled else BF16)
@@ -153,7 +153,7 @@ def test_no_mark_outlives_compiled_code(function: Callable[[Tensor], Any]) -> No
     before = bindings.live_marks()
     logging.disable()  # pytest keeps Dynamo's logs, and with them graphs
     try:
-        compiled(function)(amp.wrap(torch.eye(2)))
+        compiled(function)(amp.to_amp(torch.eye(2)))
     finally:
         logging.disable(logging.NOTSET)
     torch._dynamo.reset()
@@ -174,7 +174,7 @@ class TestRefusals:
     def test_one_warning_that_no_backend_compiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torchext.dynamo.results._has_warned", False)
         with pytest.warns(TorchextWarning, match="`computes` receives AmpTensors, which backends do not support"):
-            compiled(computes, "aot_eager")(amp.wrap(torch.eye(2)))
+            compiled(computes, "aot_eager")(amp.to_amp(torch.eye(2)))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             compiled(cleans, "aot_eager")(torch.eye(2))
@@ -185,14 +185,14 @@ class TestRefusals:
         def function(x: Tensor) -> bool:
             return isinstance(x @ W, amp.AmpTensor)
 
-        assert compiled(function, fullgraph=False)(amp.wrap(torch.eye(2)))
+        assert compiled(function, fullgraph=False)(amp.to_amp(torch.eye(2)))
         with pytest.raises(torch._dynamo.exc.Unsupported, match="torchext: isinstance.. of AmpTensor"):
-            compiled(function)(amp.wrap(torch.eye(2)))
+            compiled(function)(amp.to_amp(torch.eye(2)))
 
     def test_wrap_is_not_traced(self) -> None:
         def function(x: Tensor) -> Tensor:
-            return amp.wrap(x * 1) @ W
+            return amp.to_amp(x * 1) @ W
 
         assert compiled(function, fullgraph=False)(torch.eye(2)).dtype is BF16
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torchext: wrap\(\)"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torchext: to_amp\(\)"):
             compiled(function)(torch.eye(2))

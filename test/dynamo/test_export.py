@@ -73,8 +73,8 @@ class TestExport:
 
     def test_amp_tensors_are_refused(self, strict: bool) -> None:
         layer, x = nn.Linear(2, 2), torch.ones(2, 2)
-        for model, argument in ((amp.wrap(nn.Linear(2, 2)), x), (layer, amp.wrap(torch.ones(2, 2)))):
-            with pytest.raises(NotImplementedError, match=r"torch.export was given AmpTensors.*amp.unwrap\(\)"):
+        for model, argument in ((amp.to_amp(nn.Linear(2, 2)), x), (layer, amp.to_amp(torch.ones(2, 2)))):
+            with pytest.raises(NotImplementedError, match=r"torch.export was given AmpTensors.*amp.to_normal\(\)"):
                 torch.export.export(model, (argument,), strict=strict)
 
     def test_decorated_modules_are_exported(self, strict: bool) -> None:

@@ -54,12 +54,12 @@ def disabled(x: Tensor) -> Tensor:
     return x @ W
 
 
-@amp.float
+@amp.full_precision
 def in_float32(x: Tensor, scale: float = 2.0) -> Any:
     return x @ W, {"dtype": x.dtype, "twice": x * scale}
 
 
-@amp.half
+@amp.lower_precision
 def in_lower_precision(x: Tensor) -> Tensor:
     return x * 1
 
@@ -80,7 +80,7 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return self.layer(x), self.distance(x @ W)
 
-    @amp.float
+    @amp.full_precision
     def distance(self, x: Tensor) -> Tensor:
         return x @ x
 
@@ -115,7 +115,7 @@ class FloatProduct(Product):
 
 
 amp.autocast(AutocastProduct)
-amp.float(FloatProduct)
+amp.full_precision(FloatProduct)
 
 
 def block(x: Tensor) -> Any:

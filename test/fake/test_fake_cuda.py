@@ -13,7 +13,7 @@ from comparisons import PROPERTIES, metadata
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torchext.fake import carry_blocks_to_threads, fake_like, fake_mode, is_fake
+from torchext.fake import fake_like, fake_mode, is_fake, threads_inherit_blocks
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, where nothing is replaced")
 
@@ -317,7 +317,7 @@ def test_default_tensor_type_lasts_until_the_outermost_block_ends() -> None:
 @pytest.mark.usefixtures("default_types")
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_default_tensor_type_holds_on_threads_in_the_block() -> None:
-    with fake_mode(gpu=2), carry_blocks_to_threads(), ThreadPoolExecutor(1) as pool:
+    with fake_mode(gpu=2), threads_inherit_blocks(), ThreadPoolExecutor(1) as pool:
         torch.set_default_tensor_type(torch.cuda.HalfTensor)
         assert pool.submit(default_type).result() == HALF_ON_CUDA
         assert default_type() == HALF_ON_CUDA

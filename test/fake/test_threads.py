@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchext.dry_run import world
-from torchext.fake import carry_blocks, carry_blocks_to_threads, fake_mode, is_fake
+from torchext.fake import fake_mode, inherit_blocks, is_fake, threads_inherit_blocks
 from torchext.memory import fits, track_memory
 
 
@@ -91,20 +91,20 @@ def train_on_gpu() -> tuple[object, ...]:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_thread_that_is_started_in_carried_blocks_is_in_them(way: Callable[[Any], Any]) -> None:
-    with fake_mode(gpu=2), carry_blocks_to_threads():
+    with fake_mode(gpu=2), threads_inherit_blocks():
         assert way(train_on_gpu) == (True, "cuda:1", 2, True)
 
 
 def test_thread_inherits_no_blocks_and_the_error_names_the_remedy() -> None:
     with fake_mode(gpu=2):
         assert not is_fake(in_thread(lambda: torch.ones(3)))
-        with pytest.raises(NotImplementedError, match=r"Threads do not inherit blocks: .*carry_blocks\(\)"):
+        with pytest.raises(NotImplementedError, match=r"Threads do not inherit blocks: .*inherit_blocks\(\)"):
             in_thread(lambda: torch.empty(4, device="cuda:0"))
 
 
 def test_carried_function_runs_in_the_blocks_in_which_it_was_wrapped() -> None:
     with fake_mode(gpu=2):
-        run = carry_blocks(train_on_gpu)
+        run = inherit_blocks(train_on_gpu)
     assert in_thread(run) == (True, "cuda:1", 2, True)
     assert not is_fake(torch.ones(1))
     with ThreadPoolExecutor(1) as pool:
@@ -113,7 +113,7 @@ def test_carried_function_runs_in_the_blocks_in_which_it_was_wrapped() -> None:
 
 
 def test_function_wrapped_outside_of_blocks_runs_unmodified() -> None:
-    run = carry_blocks(torch.ones)
+    run = inherit_blocks(torch.ones)
     with fake_mode():
         assert not is_fake(in_thread(lambda: run(1)))
 
@@ -124,7 +124,7 @@ def test_error_of_a_carried_function_leaves_its_blocks() -> None:
 
     with fake_mode(gpu=2), ThreadPoolExecutor(1) as pool:
         with pytest.raises(ValueError, match="of the program"):
-            pool.submit(carry_blocks(fail)).result()
+            pool.submit(inherit_blocks(fail)).result()
         assert not is_fake(pool.submit(torch.ones, 1).result())
 
 
@@ -133,7 +133,7 @@ def test_state_of_the_thread_is_that_of_a_new_thread() -> None:
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cuda")
         return torch.cuda.current_device(), grad, autocast, torch.is_inference_mode_enabled()
 
-    with fake_mode(gpu=2), carry_blocks_to_threads():
+    with fake_mode(gpu=2), threads_inherit_blocks():
         torch.cuda.set_device(1)
         with torch.autocast("cuda"), torch.inference_mode():
             assert in_thread(state) == (0, True, False, False)
@@ -151,7 +151,7 @@ def test_blocks_of_another_thread_are_not_carried() -> None:
 
     other = threading.Thread(target=start_in_a_block_of_its_own)
     other.start()
-    with fake_mode(), carry_blocks_to_threads():
+    with fake_mode(), threads_inherit_blocks():
         may_start.set()
         assert started.get(timeout=60) is False
     other.join()
@@ -167,7 +167,7 @@ def test_blocks_may_be_left_while_a_thread_is_in_them() -> None:
         second = torch.ones(2**20, device="cuda") + 1
         results.put((is_fake(first + first), is_fake(second), torch.cuda.device_count(), str(second.device)))
 
-    with world(4, 1), carry_blocks_to_threads(), track_memory():
+    with world(4, 1), threads_inherit_blocks(), track_memory():
         thread = threading.Thread(target=run)
         thread.start()
         results.get(timeout=60)
@@ -195,7 +195,7 @@ def test_memory_of_threads_is_tracked_with_their_modules() -> None:
 
 
 def test_description_of_gpus_is_carried() -> None:
-    with world(2, 1, "A100-40GB"), carry_blocks_to_threads():
+    with world(2, 1, "A100-40GB"), threads_inherit_blocks():
         assert in_thread(lambda: torch.cuda.get_device_properties(0).name).startswith("NVIDIA A100")
         with pytest.raises(torch.OutOfMemoryError, match="39"):
             in_thread(lambda: torch.empty(2**36, device="cuda"))
@@ -210,7 +210,7 @@ def test_many_threads_train_at_once() -> None:
             model(torch.randn(8, 16, device=device)).sum().backward()
             optimizer.step()
 
-    with world(2, 0) as job, carry_blocks_to_threads(), track_memory() as memory:
+    with world(2, 0) as job, threads_inherit_blocks(), track_memory() as memory:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(train, range(32)))
         torch.distributed.all_reduce(torch.ones(1, device="cuda"))

@@ -358,7 +358,7 @@ def test_a_view_of_a_traced_tensor_is_not_cleaned_up_because_another_argument_is
 
 def test_views_of_amp_tensors_in_another_dtype_keep_the_origin() -> None:
     with inference_mode(trace=True):
-        traced = amp.wrap(torch.ones(2))
+        traced = amp.to_amp(torch.ones(2))
     assert isinstance(traced, amp.AmpTensor)
     with inference_mode():  # outside, PyTorch makes such a view a normal tensor
         view = traced.view(torch.int32)

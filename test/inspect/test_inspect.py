@@ -656,7 +656,7 @@ def test_bindings_list_all_operators() -> None:
 
 class TestMarkedTensors:
     def test_amp_tensor_makes_a_call_autocast(self) -> None:
-        x, w = torch.ones(2, 2), amp.wrap(torch.ones(2, 2))
+        x, w = torch.ones(2, 2), amp.to_amp(torch.ones(2, 2))
         found = route(torch.ops.aten.mm.default, x, w)
         assert found.keys == ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutogradCPU", "CPU")
         assert "because an argument is an AmpTensor" in str(found)

@@ -48,7 +48,7 @@ class TestLifetime:
         code = """
 import bindings, torch
 from torchext import amp
-x, y = amp.wrap(torch.ones(2)), amp.wrap(torch.ones(3))
+x, y = amp.to_amp(torch.ones(2)), amp.to_amp(torch.ones(3))
 view, copy = x.view(2, 1), x.detach()
 counts = [bindings.live_marks()]
 del x, y, copy
@@ -63,9 +63,9 @@ print(counts)
         code = """
 import bindings, torch
 from torchext import amp
-net = amp.wrap(torch.nn.Linear(2, 2))
+net = amp.to_amp(torch.nn.Linear(2, 2))
 net(torch.ones(1, 2)).sum().backward()
-amp.unwrap(net)
+amp.to_normal(net)
 print(bindings.live_marks())
 """
         assert run_python(code) == "0\n"
@@ -107,7 +107,7 @@ sys.setswitchinterval(1e-5)
 wrong = []
 def work():
     for _ in range(2000):
-        x = amp.wrap(torch.ones(1))
+        x = amp.to_amp(torch.ones(1))
         y = x + 1
         if not (amp.is_amp(x) and amp.is_amp(y) and bindings.live_marks() > 0):
             wrong.append(x)
@@ -228,17 +228,17 @@ def refused(call):
     return False
 
 model = torch.nn.Linear(2, 2)
-assert refused(lambda: amp.wrap(model)) and not any(map(amp.is_amp, model.parameters()))
+assert refused(lambda: amp.to_amp(model)) and not any(map(amp.is_amp, model.parameters()))
 assert refused(lambda: amp.autocast("cpu", self_cleaning=True).__enter__())
 assert refused(lambda: inference_mode(trace=True).__enter__())
 assert refused(trace_origins)
 assert not torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
-assert amp.unwrap(model) is model
+assert amp.to_normal(model) is model
 
 x = torch.ones(1, 2)
 with amp.autocast("cpu"):
     assert model(x).dtype == torch.bfloat16
-    assert amp.float(model.forward)(x).dtype == torch.float32
+    assert amp.full_precision(model.forward)(x).dtype == torch.float32
 assert amp.autocast("cpu")(model.forward)(x).dtype == torch.float32
 with inference_mode():
     y = model(x)
@@ -268,27 +268,27 @@ class TestMetadataOfAnotherBackend:
         x = torch.ones(2, 3)
         some_backend.give_metadata(x._cdata)
         with pytest.raises(RuntimeError, match=r"shape \[2, 3\].* already a `.*MetadataOfSomeBackend`.*Wrap a copy"):
-            amp.wrap(x)
+            amp.to_amp(x)
         assert not amp.is_amp(x)
         assert some_backend.has_metadata(x._cdata)
-        assert amp.is_amp(amp.wrap(x.clone()))
+        assert amp.is_amp(amp.to_amp(x.clone()))
 
     def test_module_with_such_a_parameter_is_unchanged(self, some_backend: ctypes.CDLL) -> None:
         model = nn.Linear(2, 2)
         some_backend.give_metadata(model.bias._cdata)
         with pytest.raises(RuntimeError, match="MetadataOfSomeBackend"):
-            amp.wrap(model)
+            amp.to_amp(model)
         assert not any(map(amp.is_amp, model.parameters()))
 
     def test_operators_leave_such_results_ordinary(self, some_backend: ctypes.CDLL) -> None:
-        x, written = amp.wrap(torch.ones(2)), torch.zeros(2)
+        x, written = amp.to_amp(torch.ones(2)), torch.zeros(2)
         some_backend.give_metadata(written._cdata)
         assert torch.add(x, written, out=written) is written
         assert not amp.is_amp(written)
         with amp.autocast("cpu", self_cleaning=True):
             assert not amp.is_amp(written.view(1, 2))
         assert some_backend.has_metadata(written._cdata)
-        assert amp.unwrap(written) is written
+        assert amp.to_normal(written) is written
 
     def test_tracing_does_not_record_their_origins(self, some_backend: ctypes.CDLL) -> None:
         with inference_mode():

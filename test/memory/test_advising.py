@@ -204,7 +204,10 @@ def test_advice_for_random_models_is_what_programs_need(seed: int) -> None:
     base = fits(lambda: [Program(**settings).make_step()() for _ in range(1)], GPU).peak_reserved
     target = int(base * choose.uniform(0.5, 1.1))
     advice = advise(Program(**settings).make_step, GPU, target=target, seconds=None, runs=10)
-    shown = {one.name: one for one in (*advice.front, *([advice.solution] if advice.solution else []), advice.lowest)}
+    shown = {
+        one.name: one
+        for one in (*advice.trade_offs, *([advice.solution] if advice.solution else []), advice.lowest_peak)
+    }
     for one in shown.values():
         with environment(one.remedies):
             assert applied_by_hand(one.remedies, **settings).measure() == (one.peak_reserved, one.peak_allocated)
@@ -250,7 +253,7 @@ def test_brute_force_finds_no_cheaper_blocks(seed: int) -> None:
     assert advice.solution is not None
     assert (advice.solution.flops or 0) <= 1.02 * min(flops for peak, flops in every if peak <= target)
     for peak, flops in every:
-        assert any(one.peak_reserved <= 1.02 * peak and (one.flops or 0) <= 1.02 * flops for one in advice.front)
+        assert any(one.peak_reserved <= 1.02 * peak and (one.flops or 0) <= 1.02 * flops for one in advice.trade_offs)
 
 
 def outcome(remedy: Remedy | None, peak: int, flops: int | None, pinned: int = 0) -> Outcome:
@@ -259,7 +262,7 @@ def outcome(remedy: Remedy | None, peak: int, flops: int | None, pinned: int = 0
 
 def test_the_front_keeps_the_batch_also_if_less_memory_is_pinned() -> None:
     baseline, split = outcome(None, 100, 8, pinned=8), outcome(Accumulate(2, 4), 50, 4, pinned=4)
-    assert Advice(GPU, 60, baseline, (baseline, split)).front == (baseline,)
+    assert Advice(GPU, 60, baseline, (baseline, split)).trade_offs == (baseline,)
 
 
 def test_blocks_of_different_roots_are_not_interchangeable() -> None:

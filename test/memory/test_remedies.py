@@ -115,12 +115,12 @@ def test_layers_of_encoder_decoders_of_transformers_are_checkpointed() -> None:
         return lambda: model(input_ids=tokens, labels=tokens).loss.backward()
 
     advice = advise(make_step, remedies=["checkpointing"], runs=2)
-    (remedy,) = advice.lowest.remedies
+    (remedy,) = advice.lowest_peak.remedies
     assert isinstance(remedy, Checkpoint)
     expected = ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
     assert [one.path for one in remedy.blocks] == expected
     by_hand = advise(lambda: make_step(remedy.snippet), remedies=["allocator"], runs=1)
-    assert advice.lowest.peak_allocated == by_hand.baseline.peak_allocated < advice.baseline.peak_allocated
+    assert advice.lowest_peak.peak_allocated == by_hand.baseline.peak_allocated < advice.baseline.peak_allocated
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True, None], ids=["non-reentrant", "reentrant", "inside"])
@@ -160,7 +160,7 @@ def test_blocks_that_update_buffers_are_left_alone() -> None:
         x = torch.zeros(1024, 512, device="cuda")
         return lambda: model(x).sum().backward()
 
-    full = advise(make_step, remedies=["checkpointing"], runs=2).lowest
+    full = advise(make_step, remedies=["checkpointing"], runs=2).lowest_peak
     assert [block.path for remedy in full.remedies for block in remedy.blocks] == ["0", "2", "3"]  # type: ignore[attr-defined]
 
 

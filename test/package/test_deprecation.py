@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 
 import pytest
@@ -32,3 +33,26 @@ def test_keyword_under_its_new_name_does_not_warn() -> None:
 def test_keyword_under_both_names_raises() -> None:
     with pytest.raises(TypeError, match=r"double\(\) got both `new` and `old`, its deprecated name\."):
         double(old=4, new=4)
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("torchext.amp", "float", "full_precision"),
+        ("torchext.amp", "half", "lower_precision"),
+        ("torchext.amp", "wrap", "to_amp"),
+        ("torchext.amp", "unwrap", "to_normal"),
+        ("torchext.fake", "carry_blocks", "inherit_blocks"),
+        ("torchext.fake", "carry_blocks_to_threads", "threads_inherit_blocks"),
+    ],
+)
+def test_function_under_its_old_name_warns_with_the_new_one_at_the_caller(module: str, old: str, new: str) -> None:
+    home = importlib.import_module(module)
+    with pytest.warns(
+        torchext.TorchextDeprecationWarning, match=rf"`{module}.{old}` is deprecated: use `{module}.{new}`"
+    ) as w:
+        assert getattr(home, old) is getattr(home, new)
+    assert w[0].filename == __file__
+    assert old not in dir(home)
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'absent'"):
+        _ = home.absent

@@ -16,7 +16,7 @@ FEATURES = {
     "trace_origins": "inference.trace_origins(True)\n    with inference.inference_mode():\n        pass",
     "autocast": "with amp.autocast('cpu'):\n        pass",
     "self-cleaning region": "with amp.autocast('cpu', self_cleaning=True):\n        pass",
-    "wrap": "amp.wrap(torch.nn.Module())",
+    "wrap": "amp.to_amp(torch.nn.Module())",
     "patches": "inspect.patches()",
     "route": "inspect.route('aten::add.Tensor', real, real)",
 }

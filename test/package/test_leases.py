@@ -434,7 +434,7 @@ def test_regions_and_marks_hold_separate_leases() -> None:
             assert torch.autograd.graph._engine_run_backward.__code__ is not code
             assert definition("new_tensor") == factory
         assert torch.autograd.graph._engine_run_backward.__code__ is code
-        wrapped = amp.wrap(torch.ones(2))
+        wrapped = amp.to_amp(torch.ones(2))
         assert definition("new_tensor") != factory
         del wrapped
         gc.collect()
@@ -660,7 +660,7 @@ from torchext import amp, inference
 from torchext.deferred_init import deferred_init
 from torchext.fake import fake_mode
 
-held = [deferred_init(torch.nn.Linear, 2, 2), amp.wrap(torch.ones(2))]
+held = [deferred_init(torch.nn.Linear, 2, 2), amp.to_amp(torch.ones(2))]
 held.append(held)
 sys.held = held
 for block in (amp.autocast("cpu", self_cleaning=True), inference.inference_mode(trace=True), fake_mode()):

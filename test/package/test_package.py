@@ -234,7 +234,7 @@ except ImportError as error:
         code = """
 import torch
 from torchext import amp, fake, inference
-for call in ["amp.wrap(torch.ones(1))", "inference.trace_origins()"]:
+for call in ["amp.to_amp(torch.ones(1))", "inference.trace_origins()"]:
     try:
         eval(call)
     except RuntimeError as error:
@@ -253,7 +253,7 @@ with fake.fake_mode(), amp.autocast("cpu"), inference.inference_mode():
                 "TESTING_ONLY_GenericMode",
                 "AmpTensors, self-cleaning regions and the origins of inference tensors need",
                 [
-                    "amp.wrap(torch.ones(1))",
+                    "amp.to_amp(torch.ones(1))",
                     "amp.autocast('cpu', self_cleaning=True).__enter__()",
                     "inference.inference_mode(trace=True).__enter__()",
                     "inference.trace_origins()",

@@ -144,12 +144,12 @@ class Advice:
         return min(filter(self.meets, self.outcomes), key=self.cost, default=None)
 
     @cached_property
-    def lowest(self) -> Outcome:
+    def lowest_peak(self) -> Outcome:
         """The run with the lowest peak of reserved memory."""
         return min(self.outcomes, key=lambda one: (one.peak_reserved, self.cost(one)))
 
     @cached_property
-    def front(self) -> tuple[Outcome, ...]:
+    def trade_offs(self) -> tuple[Outcome, ...]:
         """The runs with a lower peak than all runs with fewer operations, the fewest operations first.
 
         These are runs that keep the batch and the numerics, except for rounding, and copy nothing to the host.
@@ -203,8 +203,8 @@ class Advice:
 
     def __str__(self) -> str:
         tables = [("One remedy", self.table((self.baseline, *self.singles)))]
-        if len(self.front) > 1:
-            tables.append(("Least memory for the operations of a step", self.table(self.front)))
+        if len(self.trade_offs) > 1:
+            tables.append(("Least memory for the operations of a step", self.table(self.trade_offs)))
         parts = [self._answer(), *(f"{title}\n{table}" for title, table in tables)]
         if self.failed:
             parts.append("\n".join(f"Not possible: {one.name}: {one.error}" for one in self.failed))
@@ -218,8 +218,8 @@ class Advice:
         found = self.solution
         if found is None:
             lines.append(
-                f"No simulated combination fits. The lowest peak is {in_units(self.lowest.peak_reserved)}, with: "
-                f"{self.lowest.name}."
+                f"No simulated combination fits. The lowest peak is {in_units(self.lowest_peak.peak_reserved)}, with: "
+                f"{self.lowest_peak.name}."
             )
         elif not found.remedies:
             lines.append("It fits without changes.")
@@ -239,7 +239,7 @@ class Advice:
         return f"<Advice: {found}, {len(self.outcomes)} runs>"
 
     def _repr_html_(self) -> str:
-        shown = [self.baseline, *self.singles, *self.front, *([self.solution] if self.solution else [])]
+        shown = [self.baseline, *self.singles, *self.trade_offs, *([self.solution] if self.solution else [])]
         return self.table(dict.fromkeys(shown))._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class Advice:
             "is_complete": self.is_complete,
             "baseline": self.baseline.to_dict(),
             "solution": None if self.solution is None else self.solution.to_dict() | {"snippet": self.solution.snippet},
-            "front": [one.to_dict() for one in self.front],
+            "front": [one.to_dict() for one in self.trade_offs],
             "outcomes": [one.to_dict() for one in self.outcomes],
             "failed": [one.to_dict() for one in self.failed],
         }

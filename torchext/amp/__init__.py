@@ -1,24 +1,40 @@
 """Autocast: operators choose the precision in which they run, on PyTorch's own `Autocast*` keys and kernels.
 
-There are four ways to use it: the context manager `autocast()`; the decorators `autocast`, `float` and `half`;
-AmpTensors, which `wrap()` returns; and self-cleaning regions, `autocast(self_cleaning=True)`. docs/how_to/autocast.md
-compares them. `register_policy()` makes operators of other libraries autocast.
+There are four ways to use it: the context manager `autocast()`; the decorators `autocast`, `full_precision` and
+`lower_precision`; AmpTensors, which `to_amp()` returns; and self-cleaning regions, `autocast(self_cleaning=True)`.
+docs/how_to/autocast.md compares them. `register_policy()` makes operators of other libraries autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from .. import _C
-from .amp_tensor import AmpTensor, is_amp, unwrap, wrap
+from ..internals.arguments import renamed_names
+from .amp_tensor import AmpTensor, is_amp, to_amp, to_normal
 from .decorators import Autocasting, InFloat32, InLowerPrecision, decorate
 
-__all__ = ["AmpTensor", "autocast", "float", "half", "is_amp", "policy", "register_policy", "unwrap", "wrap"]
+__all__ = [
+    "AmpTensor",
+    "autocast",
+    "full_precision",
+    "is_amp",
+    "lower_precision",
+    "policy",
+    "register_policy",
+    "to_amp",
+    "to_normal",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(
+        __name__, float="full_precision", half="lower_precision", wrap="to_amp", unwrap="to_normal"
+    )
 
 
 def __dir__() -> list[str]:
@@ -89,7 +105,7 @@ def _make_region(
     return autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled, self_cleaning=self_cleaning)
 
 
-def _float(function: T) -> T:
+def full_precision(function: T) -> T:
     """Run a function in full precision: without autocast, on float32, with float32 results. A decorator.
 
     The floating point tensors among the arguments and the results, in any container that `torch.utils._pytree` handles,
@@ -105,7 +121,7 @@ def _float(function: T) -> T:
     return decorate(function, InFloat32())
 
 
-def _half(function: T) -> T:
+def lower_precision(function: T) -> T:
     """Cast the floating point arguments of a function to the lower precision of the region around the call.
 
     Use it for kernels that do not autocast, because PyTorch's dispatcher does not call them. float64 arguments are not
@@ -119,12 +135,6 @@ def _half(function: T) -> T:
         TypeError: `function` is of another type.
     """
     return decorate(function, InLowerPrecision())
-
-
-float = _float  # noqa: A001 - the public name; this module does not use the type
-half = _half
-_float.__name__, _float.__qualname__ = "float", "float"
-_half.__name__, _half.__qualname__ = "half", "half"
 
 
 # ---- The autocast policies of operators

@@ -26,7 +26,7 @@ from ..internals.leases import while_autocasting, while_marks_live
 from ..internals.patching import DIFFERENCES, Concerns, Function
 from ..internals.source_lines import users_frame
 
-__all__ = ["AmpTensor", "is_amp", "unwrap", "wrap"]
+__all__ = ["AmpTensor", "is_amp", "to_amp", "to_normal"]
 
 T = TypeVar("T", bound=Tensor | nn.Module)
 U = TypeVar("U", bound=Tensor | nn.Module | Optimizer)
@@ -41,15 +41,15 @@ class AmpTensor(Tensor, metaclass=_AmpTensorMeta):
     """The tensors for which `is_amp()` is True, for `isinstance(x, AmpTensor)`.
 
     It has no direct instances: an AmpTensor keeps its class, because being an AmpTensor is a property of a tensor, like
-    `requires_grad`. `wrap()` turns any tensor into one.
+    `requires_grad`. `to_amp()` turns any tensor into one.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> AmpTensor:
         """Raise TypeError."""
-        raise TypeError("AmpTensor cannot be instantiated: use torchext.amp.wrap(tensor).")
+        raise TypeError("AmpTensor cannot be instantiated: use torchext.amp.to_amp(tensor).")
 
 
-def wrap(obj: T) -> T:
+def to_amp(obj: T) -> T:
     """Turn a tensor, or each parameter of a module, into an AmpTensor, in place.
 
     Every operator with an AmpTensor among its arguments autocasts to `torch.get_autocast_dtype(device_type)`, and its
@@ -79,7 +79,7 @@ def wrap(obj: T) -> T:
         _wrap(list(_castable_parameters(obj)))
         _wrap_when_initialized(obj)
     else:
-        raise TypeError(f"wrap() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
+        raise TypeError(f"to_amp() takes a tensor or a module, but `obj` is a {type(obj).__name__}.")
     return obj
 
 
@@ -89,10 +89,10 @@ def _wrap(tensors: list[Tensor]) -> None:
     _forget_compiled_code()
 
 
-def unwrap(obj: U) -> U:
-    """Turn an AmpTensor, or each one that a module or an optimizer holds, into an ordinary tensor, in place.
+def to_normal(obj: U) -> U:
+    """Turn an AmpTensor, or each one that a module or an optimizer holds, into a normal tensor, in place.
 
-    Gradients become ordinary with their tensors.
+    Gradients become normal with their tensors.
 
     Args:
         obj: A tensor, AmpTensor or not; a module (its parameters and buffers, and tensors in attributes, containers and
@@ -105,7 +105,7 @@ def unwrap(obj: U) -> U:
         TypeError: `obj` is of another type.
     """
     if not isinstance(obj, Tensor | nn.Module | Optimizer):
-        raise TypeError(f"unwrap() takes a tensor, a module or an optimizer, but `obj` is a {type(obj).__name__}.")
+        raise TypeError(f"to_normal() takes a tensor, a module or an optimizer, but `obj` is a {type(obj).__name__}.")
     for tensor in [obj] if isinstance(obj, Tensor) else reachable_tensors(obj, _C.is_amp):
         _C.unwrap_amp(tensor)
         if tensor.is_leaf and tensor.grad is not None:
@@ -164,7 +164,7 @@ def _wrap_initialized(module: nn.Module, args: Any) -> None:
 def _check_dtype(tensor: Tensor) -> None:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(
-            f"wrap() takes tensors of floating point and complex dtypes, but `obj` has the dtype {tensor.dtype}."
+            f"to_amp() takes tensors of floating point and complex dtypes, but `obj` has the dtype {tensor.dtype}."
         )
 
 
@@ -362,7 +362,7 @@ def _export(original: Function, /, *args: Any, **kwargs: Any) -> Any:
         if any(map(_C.is_amp, held)):
             raise NotImplementedError(
                 f"torch.export was given AmpTensors, in a {type(leaf).__name__}: an exported program has none. "
-                "Call amp.unwrap(), and enter amp.autocast() in the exported module."
+                "Call amp.to_normal(), and enter amp.autocast() in the exported module."
             )
     return original(*args, **kwargs)
 

@@ -482,8 +482,8 @@ def guard_attributes(builder: Builder, names: Iterable[str]) -> None:
 NOT_TRACED: list[Any] = [
     amp.policy,
     amp.register_policy,
-    amp.unwrap,
-    amp.wrap,
+    amp.to_normal,
+    amp.to_amp,
     inference.check_dispatch_state,
     inference.origin,
     inference.trace_origins,

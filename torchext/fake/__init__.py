@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -13,14 +13,14 @@ from torch.utils import _pytree as pytree
 from .. import _C
 from ..descriptions import FakeGPU, PeakRates
 from ..errors import DataDependentError, UnsupportedOperatorError
-from ..internals.arguments import renamed_keywords
+from ..internals.arguments import renamed_keywords, renamed_names
 from ..internals.calls import Block
 from ..internals.leases import while_fakes_live
 from . import patches as patches  # declares the patches
 from .copying import FakeCopy
 from .cuda import functions
 from .cuda.libraries import skip_triton_launches
-from .fake_tensor_mode import carry_blocks, carry_blocks_to_threads, fakes_on_this_thread
+from .fake_tensor_mode import fakes_on_this_thread, inherit_blocks, threads_inherit_blocks
 
 __all__ = [
     "CacheInfo",
@@ -30,13 +30,18 @@ __all__ = [
     "UnsupportedOperatorError",
     "cache_clear",
     "cache_info",
-    "carry_blocks",
-    "carry_blocks_to_threads",
     "fake_like",
     "fake_mode",
+    "inherit_blocks",
     "is_fake",
     "meta_like",
+    "threads_inherit_blocks",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(
+        __name__, carry_blocks="inherit_blocks", carry_blocks_to_threads="threads_inherit_blocks"
+    )
 
 
 def __dir__() -> list[str]:
@@ -51,9 +56,9 @@ def fake_mode(*, gpu: bool | int | str | FakeGPU = False) -> Block:
     """Make every tensor that is constructed in the block fake.
 
     A fake tensor has a shape, strides, a dtype, a device and autograd state, but no data. Operators on fake tensors
-    compute these and nothing else. Blocks nest. Each thread has its own; `carry_blocks()` opens them on another thread.
-    If `FakeTensorMode` blocks (PyTorch) nest with them, the innermost block decides. Also a decorator of functions,
-    except generators and coroutines: open the block inside of these.
+    compute these and nothing else. Blocks nest. Each thread has its own; `inherit_blocks()` opens them on another
+    thread. If `FakeTensorMode` blocks (PyTorch) nest with them, the innermost block decides. Also a decorator of
+    functions, except generators and coroutines: open the block inside of these.
 
     Args:
         gpu: The fake CUDA devices of the block: their number (True is one), the name of a model (`"H100"`), or a

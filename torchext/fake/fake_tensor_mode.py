@@ -24,7 +24,7 @@ from ..internals.leases import Lease, while_fakes_live
 from ..internals.patching import Concerns, Function
 from .cuda import functions
 
-__all__ = ["carry_blocks", "carry_blocks_to_threads", "fakes_on_this_thread", "is_fake_tensor", "is_wrapper_of_fakes"]
+__all__ = ["fakes_on_this_thread", "inherit_blocks", "is_fake_tensor", "is_wrapper_of_fakes", "threads_inherit_blocks"]
 
 
 class _Thread(threading.local):
@@ -200,7 +200,7 @@ class _Blocks(NamedTuple):
 _OTHER_PHASE = 3  # `MemoryPhase::kOther` (csrc/extensions/memory/timeline.h), the initial phase of a thread
 
 
-def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:
+def inherit_blocks(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that runs `function` on any thread, in the blocks that are open on this thread now.
 
     The blocks are those of `fake_mode()` and `world()`. They are open on the other thread only while `function` runs
@@ -216,7 +216,7 @@ def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:
     Example:
         >>> from concurrent.futures import ThreadPoolExecutor
         >>> with fake_mode(gpu=2), ThreadPoolExecutor() as pool:
-        ...     pool.submit(carry_blocks(torch.ones), 4, device="cuda:1").result().device
+        ...     pool.submit(inherit_blocks(torch.ones), 4, device="cuda:1").result().device
         device(type='cuda', index=1)
     """
     blocks = _Blocks.of_this_thread()
@@ -230,7 +230,7 @@ def carry_blocks(function: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextmanager
-def carry_blocks_to_threads() -> Iterator[None]:
+def threads_inherit_blocks() -> Iterator[None]:
     """Let threads that are started in the block, and their threads, be in the blocks of the thread that starts them.
 
     This is for threads that libraries start. A thread is in these blocks until it ends, even if they are left before.
@@ -245,7 +245,7 @@ def carry_blocks_to_threads() -> Iterator[None]:
         _thread.carries = carries
 
 
-_while_threads_are_carried = Lease("a block of carry_blocks_to_threads() is open")
+_while_threads_are_carried = Lease("a block of threads_inherit_blocks() is open")
 STARTS = "starts threads that are in no block"
 
 
@@ -258,5 +258,5 @@ def _start(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     if not _thread.carries:
         return original(*args, **kwargs)
     if args:
-        return original(carry_blocks(args[0]), *args[1:], **kwargs)
-    return original(**{**kwargs, "function": carry_blocks(kwargs["function"])})
+        return original(inherit_blocks(args[0]), *args[1:], **kwargs)
+    return original(**{**kwargs, "function": inherit_blocks(kwargs["function"])})

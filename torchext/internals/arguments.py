@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 from ..errors import TorchextDeprecationWarning
 
@@ -13,6 +14,7 @@ __all__ = [
     "check_is_dtype",
     "check_is_int",
     "renamed_keywords",
+    "renamed_names",
     "warn_deprecated",
 ]
 
@@ -51,6 +53,23 @@ def renamed_keywords(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T
         return run
 
     return decorate
+
+
+def renamed_names(module: str, **renamed: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` (PEP 562) of a module whose functions still have their old names.
+
+    Args:
+        module: The name of the module.
+        **renamed: The new name for each old one, as in `renamed_names(__name__, wrap="to_amp")`.
+    """
+
+    def find(name: str) -> Any:
+        if name not in renamed:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warn_deprecated(f"{module}.{name}", f"{module}.{renamed[name]}")
+        return getattr(sys.modules[module], renamed[name])
+
+    return find
 
 
 def _name(function: Callable[..., object]) -> str:

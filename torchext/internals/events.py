@@ -1,4 +1,4 @@
-"""What the program begins and ends: forward passes of modules, backward passes, and steps of optimizers."""
+"""Events of the program: forward passes of modules, backward passes, and steps of optimizers begin and end."""
 
 from __future__ import annotations
 

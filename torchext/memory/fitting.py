@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from ..descriptions import DEFAULT_VALUES, as_fake_gpu
 from ..errors import TorchextWarning
-from ..fake import FakeGPU, carry_blocks_to_threads, fake_mode
+from ..fake import FakeGPU, fake_mode, threads_inherit_blocks
 from ..fake.values import AssumedValue, ValuePolicy, as_policy, assuming_values
 from ..internals.text import Column, Table, plain
 from .plots import in_units
@@ -198,7 +198,7 @@ def measure(
     with fake_mode(gpu=gpu):
         if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
             gc.collect()  # cycles that an earlier program has left would count
-    with fake_mode(gpu=gpu), carry_blocks_to_threads(), assuming_values(values) as assumed:
+    with fake_mode(gpu=gpu), threads_inherit_blocks(), assuming_values(values) as assumed:
         with track_memory(trace=trace) as memory:
             try:
                 result = program()

@@ -113,10 +113,10 @@ def _use_autocast() -> None:
     with amp.autocast("cpu", self_cleaning=True):
         (tensor @ tensor).sum()
     amp.autocast("cpu")(lambda: tensor @ tensor)()
-    amp.float(amp.half(torch.mm))(tensor, tensor)
-    model = amp.wrap(nn.Linear(2, 2))
-    model(amp.wrap(torch.ones(2, 2, requires_grad=True))).sum().backward()
-    amp.unwrap(model)
+    amp.full_precision(amp.lower_precision(torch.mm))(tensor, tensor)
+    model = amp.to_amp(nn.Linear(2, 2))
+    model(amp.to_amp(torch.ones(2, 2, requires_grad=True))).sum().backward()
+    amp.to_normal(model)
     amp.policy("aten::mm", "cpu")
 
 

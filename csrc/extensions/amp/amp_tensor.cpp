@@ -36,7 +36,7 @@ void checkCanBeWrapped(const at::TensorBase& tensor) {
     return;
   }
   const c10::BackendMeta& metadata = *impl.get_backend_meta();
-  TORCH_CHECK(false, "wrap() cannot mark a tensor of shape ", tensor.sizes(), " on the device ", tensor.device(),
+  TORCH_CHECK(false, "to_amp() cannot mark a tensor of shape ", tensor.sizes(), " on the device ", tensor.device(),
               ": its backend metadata (`c10::BackendMeta`) is already a `", c10::demangle(typeid(metadata).name()),
               "`. Wrap a copy without such metadata, or use `torchext.amp.autocast()`, which does not mark tensors.");
 }

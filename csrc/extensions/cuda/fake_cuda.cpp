@@ -243,8 +243,8 @@ void allocateFake(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, t
   TORCH_CHECK_NOT_IMPLEMENTED(visible_count > 0 || live_guards == 0,
                               "There is no CUDA device, and this thread has no fake CUDA devices because it is not in "
                               "fake_mode(gpu=...). Threads do not inherit blocks: wrap the thread's function in "
-                              "torchext.fake.carry_blocks(), or start the thread within "
-                              "torchext.fake.carry_blocks_to_threads().");
+                              "torchext.fake.inherit_blocks(), or start the thread within "
+                              "torchext.fake.threads_inherit_blocks().");
   runOnMeta(op, *stack);
 }
 

@@ -40,7 +40,7 @@ def shapes_and_dtypes(result: Any) -> Any:
 
 
 def wrap(tensor: Tensor) -> Tensor:
-    return amp.wrap(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
+    return amp.to_amp(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
 @check(samples=(1, 1, 1))

@@ -18,7 +18,7 @@ import torch
 from ...advice.applying import applying
 from ...advice.remedies import Remedy
 from ...descriptions import FakeGPU
-from ...fake import carry_blocks_to_threads
+from ...fake import threads_inherit_blocks
 from ...fake.cuda.streams import is_put_off, replay_observers
 from ...fake.values import AssumedValue
 from ...internals.text import code_at
@@ -296,7 +296,7 @@ def run_rank(
         job = world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, **keywords)
         job_of(job).messages = messages
         block.enter_context(job)
-        block.enter_context(carry_blocks_to_threads())
+        block.enter_context(threads_inherit_blocks())
         announce(size, rank, gpu, per_node, **keywords)
         memory = block.enter_context(track_memory(trace=traces_lines))
         progress = Progress(goal, counts_flops, job_of(job), is_quiet=is_quiet)

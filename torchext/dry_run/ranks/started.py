@@ -15,7 +15,7 @@ from multiprocessing.util import Finalize
 
 import torch
 
-from ...fake.fake_tensor_mode import carry_blocks_to_threads
+from ...fake.fake_tensor_mode import threads_inherit_blocks
 from ...reports.model import NOTES
 from ..current import JOB
 from ..saving import files_apart
@@ -41,7 +41,7 @@ def enter() -> None:
         size, rank = named if 0 <= named[1] < named[0] else (size, rank)
     blocks = ExitStack()
     blocks.enter_context(world(size, rank, *arguments, backend=None, set_device=False, **keywords))
-    blocks.enter_context(carry_blocks_to_threads())
+    blocks.enter_context(threads_inherit_blocks())
     os.environ.clear()
     os.environ.update(environment)
     Finalize(None, _leave, (blocks,), exitpriority=0)
