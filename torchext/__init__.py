@@ -7,8 +7,8 @@ program first uses a feature that needs them.
 from __future__ import annotations
 
 import sys as _sys
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import errors
 from .errors import (
@@ -62,7 +62,7 @@ __all__ = [
     "memory",
 ]
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import _C, amp, checkpoint, compat, deferred_init, dry_run, dynamo, fake, inference, inspect, memory
 
 
@@ -82,7 +82,7 @@ def _load_extension() -> None:
     _import_module(".dynamo", __name__)  # waits for the import of Dynamo
 
 
-def __getattr__(name: str) -> object:
+def _find(name: str) -> object:
     if name == "_C":
         _load_extension()
         return _sys.modules[f"{__name__}._C"]
@@ -94,6 +94,10 @@ def __getattr__(name: str) -> object:
     homes = [room for room in __all__ if name in getattr(globals().get(room), "__all__", ())]
     hint = f". Did you mean torchext.{homes[0]}.{name}?" if homes else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+if not _typing.TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

@@ -379,7 +379,7 @@ def as_fake_gpu(gpu: str | int | FakeGPU | None) -> FakeGPU | None:
 # ---- Meshes and the engines that shard models on them, by the names that commands take
 
 
-ENGINES = {
+ENGINES: dict[str, tuple[tuple[int, ...], str]] = {
     "fsdp2": ((1, 2), "one dimension to shard, or one to replicate and one to shard,"),
     "hsdp": ((2,), "one dimension to replicate and one to shard"),
     "tp": ((0,), "no dimension"),

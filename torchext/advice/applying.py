@@ -62,9 +62,9 @@ class Application(Listener):
     """
 
     def __init__(self, remedies: Iterable[Remedy]) -> None:
-        self.remedies = tuple(remedies)
-        self.kinds = {type(remedy) for remedy in self.remedies}
-        self.micro_batches = next((one.count for one in self.remedies if isinstance(one, Accumulate)), 1)
+        self.remedies: tuple[Remedy, ...] = tuple(remedies)
+        self.kinds: set[type[Remedy]] = {type(remedy) for remedy in self.remedies}
+        self.micro_batches: int = next((one.count for one in self.remedies if isinstance(one, Accumulate)), 1)
         self._number = 0
         self._had_backward = False
         self._found = Findings()

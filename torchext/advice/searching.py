@@ -276,7 +276,7 @@ def _coarse_to_fine(count: int) -> Iterator[int]:
 # ---- Advice about a training step
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def advise(

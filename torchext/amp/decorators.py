@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 StateOfDevice = tuple[str, bool, torch.dtype]
 State = tuple[StateOfDevice, StateOfDevice]
 
-is_outermost = _C.AutocastRegion._is_outermost
+is_outermost: Callable[[_C.AutocastRegion], bool] = _C.AutocastRegion._is_outermost
 
 
 class Autocasting:

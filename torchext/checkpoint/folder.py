@@ -26,7 +26,7 @@ class IncompleteFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self._hidden = path.with_name(f".{path.name}.incomplete")
-        self.descriptor = os.open(self._hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.descriptor: int = os.open(self._hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             self._reserve(size)
         except BaseException:

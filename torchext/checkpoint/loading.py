@@ -212,7 +212,7 @@ def _read_pickle(path: Path) -> StateDict:
 
 Device: TypeAlias = torch.device | str | int
 
-logger = logging.getLogger(__package__)
+logger: logging.Logger = logging.getLogger(__package__)
 
 
 class LoadedKeys(NamedTuple):

@@ -43,7 +43,7 @@ __all__ = [
     "save_safetensors",
 ]
 
-logger = logging.getLogger(__package__)
+logger: logging.Logger = logging.getLogger(__package__)
 
 LEAST_MEMORY = 4 << 20
 OTHER_SUFFIXES = {".pt", ".pth", ".bin", ".safetensor"}

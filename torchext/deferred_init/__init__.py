@@ -30,6 +30,8 @@ from .summaries import PlannedOperation, ReplayPlan, Summary, plan, summary
 
 if TYPE_CHECKING:
     from ..check_init import InitCheck, MeshCheck, TensorCheck, check_init
+else:  # hidden from type checkers, which otherwise accept any name
+    __getattr__ = names_from(__name__, ".check_init")
 
 __all__ = [
     "Explanation",
@@ -59,15 +61,12 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# An application, which is imported when it is used.
-__getattr__ = names_from(__name__, ".check_init")
-
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M", bound=Module)
 Device: TypeAlias = torch.device | str | int
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @overload

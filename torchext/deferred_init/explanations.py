@@ -112,10 +112,12 @@ class Program:
         self.planned: list[PlannedCall] = []
         self._wholes: list[_C.RecordedTensor] = []  # by number
         self._numbers: dict[tuple[int | None, int], int] = {}
-        operators, shown, (self.peak, self.written), _ = _C.read_recordings(tensors, uses_computed)
+        operators, shown, totals, _ = _C.read_recordings(tensors, uses_computed)
+        self.peak: int = totals[0]
+        self.written: int = totals[1]
         for index, operator in enumerate(operators):
             self._add(index, operator)
-        self.results = [(self._number(tensor), self._show(tensor)) for tensor, _ in shown]
+        self.results: list[tuple[int, str]] = [(self._number(tensor), self._show(tensor)) for tensor, _ in shown]
 
     def _add(self, index: int, operator: _C.RecordedOperator) -> None:
         tensors = [one for one in operator.tensors if isinstance(one, _C.RecordedTensor)]

@@ -35,7 +35,7 @@ __all__ = ["check_ranks", "have_recorded_the_same"]
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__package__)
+logger: logging.Logger = logging.getLogger(__package__)
 
 PATIENCE = timedelta(seconds=60)
 """The time that a rank waits for others, which may hold real tensors and never answer."""

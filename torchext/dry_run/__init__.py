@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from .collectives import Collective, CollectiveSummary, GroupSummary, Place
     from .simulated_world import World, world
     from .time.bounds import bound_time
+else:  # hidden from type checkers, which otherwise accept any name
+    __getattr__ = names_from(
+        __name__,
+        *("collectives", ".reports.comparison", ".reports.model", ".reports.text"),
+        *("time.bounds", "simulated_world", ".fake.values"),  # these import PyTorch
+    )
 
 __all__ = [
     "BoundingOperator",
@@ -36,12 +42,6 @@ __all__ = [
     "load_report",
     "world",
 ]
-
-__getattr__ = names_from(
-    __name__,
-    *("collectives", ".reports.comparison", ".reports.model", ".reports.text"),
-    *("time.bounds", "simulated_world", ".fake.values"),  # these import PyTorch
-)
 
 
 def __dir__() -> list[str]:

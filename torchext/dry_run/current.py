@@ -48,7 +48,7 @@ class Job:
         self.ignores_compilers = False
         self._remarks: dict[str, dict[str, None]] = {}
         self._launches: Counter[str] = Counter()
-        self.when_left = ExitStack()
+        self.when_left: ExitStack = ExitStack()
         self._messages: Any = None
         self._process = os.getpid()
 
@@ -100,7 +100,7 @@ def _listed(places: Iterable[str]) -> str:
     return ", ".join([*known[:MOST_PLACES], *more])
 
 
-while_world_is_open = Lease("a block of torchext.dry_run.world() is open")
+while_world_is_open: Lease = Lease("a block of torchext.dry_run.world() is open")
 
 _open: list[Job] = []
 

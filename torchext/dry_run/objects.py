@@ -28,7 +28,7 @@ from .placeholders import load_placeholder, save_placeholder
 
 __all__ = ["assigned", "others_sending", "root_sending"]
 
-replaces = partial(
+replaces: Callable[..., Callable[[Function], Function]] = partial(
     while_world_is_open.replaces, distributed_c10d, reason="reads pickled objects of other ranks from tensors"
 )
 

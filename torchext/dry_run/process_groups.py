@@ -67,7 +67,7 @@ class ProcessGroupNCCL:
 
         def __init__(self, is_high_priority_stream: bool = False) -> None:
             self.is_high_priority_stream = is_high_priority_stream
-            self.config = SimpleNamespace()
+            self.config: SimpleNamespace = SimpleNamespace()
             self._timeout = NCCL_TIMEOUT
 
         @property
@@ -104,7 +104,7 @@ def _register_backend() -> None:
 
 while_world_is_open.declare(_register_backend)
 
-replaces = partial(while_world_is_open.replaces, distributed_c10d)
+replaces: Callable[..., Callable[[Function], Function]] = partial(while_world_is_open.replaces, distributed_c10d)
 
 
 # ---- Barriers, timeouts, and NCCL
@@ -381,7 +381,9 @@ class SingleRankStore(Store):
         """Return the number of keys."""
         return len(self._values)
 
-    getNumKeys, deleteKey = num_keys, delete_key  # noqa: N815  (the names in some releases of the trampoline)
+    # The names in some releases of the trampoline.
+    getNumKeys: Callable[[SingleRankStore], int] = num_keys  # noqa: N815
+    deleteKey: Callable[[SingleRankStore, str], bool] = delete_key  # noqa: N815
 
     def has_extended_api(self) -> bool:
         """Return true: `append`, `multi_get` and `multi_set` are implemented."""

@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -224,7 +224,7 @@ def _dtypes() -> dict[str, torch.dtype]:
 # reported like a read of a value.
 
 
-replaces = while_values_are_assumed.replaces
+replaces: Callable[..., Callable[[Function], Function]] = while_values_are_assumed.replaces
 
 NOT_WRITTEN = "not written"
 

@@ -163,7 +163,7 @@ class Rounds:
 
     def _start(self) -> None:
         self.ends: list[int] = []
-        self.since = 0
+        self.since: int = 0
         self.missing: frozenset[Key] = frozenset()
         self._updated: frozenset[Key] = frozenset()
 
@@ -191,8 +191,8 @@ class Steps(Listener):
     """
 
     def __init__(self, mark: Callable[[], int], on_round: Callable[[], None]) -> None:
-        self.rounds = Rounds()
-        self.calls = 0
+        self.rounds: Rounds = Rounds()
+        self.calls: int = 0
         self.remarks: list[str] = []
         self._mark = mark
         self._on_round = on_round

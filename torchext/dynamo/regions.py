@@ -212,7 +212,7 @@ def _is_amp(tx: Translator, tensor: VariableTracker) -> VariableTracker:
 
 
 BY_TYPE: dict[type, Any] = {amp.autocast: _wrap_region, _C.AutocastRegion: _wrap_region}
-BY_OBJECT = [
+BY_OBJECT: list[tuple[Any, Any]] = [
     (amp.autocast, _wrap_region_class),
     (_C.AutocastRegion, _wrap_region_class),
     (decorators.is_outermost, FunctionOfOurs.wrap(lambda tx, region: region.is_outermost(tx))),
@@ -439,7 +439,7 @@ BLOCKS_BY_TYPE: dict[type, Any] = {
     inference.inference_mode: _wrap_inference_block,
     inference.normal_tensors: _wrap_normal_tensors,
 }
-BLOCKS_BY_OBJECT = [
+BLOCKS_BY_OBJECT: list[tuple[Any, Any]] = [
     (inference.inference_mode, _wrap_block_class),
     (inference.normal_tensors, _wrap_block_class),
     (inference.to_normal, FunctionOfOurs.wrap(_to_normal)),

@@ -160,7 +160,7 @@ class Results:
     """
 
     def __init__(self, output: Any) -> None:
-        self.mode = Mode.AROUND
+        self.mode: Mode = Mode.AROUND
         self._output = output
         self._is_traced = False
         self._modes: dict[Node, Mode] = {}

@@ -298,7 +298,7 @@ def assumes_values() -> bool:
     return bool(_assumed)
 
 
-while_values_are_assumed = Lease("a dry run answers reads of values that do not exist")
+while_values_are_assumed: Lease = Lease("a dry run answers reads of values that do not exist")
 
 
 @contextmanager
@@ -377,7 +377,7 @@ def _shown(value: torch.Tensor) -> str:
 ANSWERS = ("assume", "zero", "raise")
 
 # The pattern of true elements that is repeated over an unknown mask: NOTE [Assumed masks].
-MASKS = {"all": (True,), "half": (True, False), "none": (False,)}
+MASKS: dict[str, tuple[bool, ...]] = {"all": (True,), "half": (True, False), "none": (False,)}
 
 # All parts of policies that need no argument, for suggestions.
 PARTS = (

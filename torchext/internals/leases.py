@@ -319,8 +319,10 @@ def _settle() -> None:
 _C.provide("settle_leases", settle)
 
 
-while_fakes_live = Lease("a block of fake_mode or deferred_init is open, or a fake tensor is alive", _C.lease_of_fakes)
-while_marks_live = Lease(
+while_fakes_live: Lease = Lease(
+    "a block of fake_mode or deferred_init is open, or a fake tensor is alive", _C.lease_of_fakes
+)
+while_marks_live: Lease = Lease(
     "a tensor is marked: an AmpTensor, or an inference tensor whose origin is traced", _C.lease_of_marks
 )
-while_autocasting = Lease("a region of autocast is open, or a tensor is marked", _C.lease_of_regions)
+while_autocasting: Lease = Lease("a region of autocast is open, or a tensor is marked", _C.lease_of_regions)

@@ -102,9 +102,9 @@ class Patch:
         self.concerns = concerns
         self.lease = lease
         self.is_traced = is_traced
-        self.patchable = _patchable_of(owner, name, is_added)
+        self.patchable: Patchable = _patchable_of(owner, name, is_added)
         self.patchable.declared.append(self)
-        self.function = self.patchable.function
+        self.function: Any = self.patchable.function
 
     @property
     def is_installed(self) -> bool:
@@ -160,7 +160,7 @@ class _Lock:
                 self._lock.release()
 
 
-patching_lock = _Lock()
+patching_lock: _Lock = _Lock()
 
 
 class Steps(NamedTuple):
@@ -339,8 +339,8 @@ _patchables: dict[object, Patchable] = {}
 # so the lists of the first import are kept.
 replacements: list[Function] = vars(_C).setdefault("__replacements__", [])
 originals: list[Function] = vars(_C).setdefault("__originals__", [])
-is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-is_about = _C.is_about
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+is_about: Callable[..., bool] = _C.is_about
 
 # A name in the forwarding code that no parameter has, and the path from there to this module.
 PACKAGE = "_torchext_package"

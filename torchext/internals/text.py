@@ -48,8 +48,8 @@ class Table:
     """
 
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
-        self.columns = tuple(columns)
-        self.rows = tuple(map(tuple, rows))
+        self.columns: tuple[Column, ...] = tuple(columns)
+        self.rows: tuple[tuple[Any, ...], ...] = tuple(map(tuple, rows))
 
     def _texts(self) -> list[list[str]]:
         return [
@@ -135,7 +135,7 @@ def plain(value: Any) -> Any:
 # ---- Sizes
 
 
-UNITS = {
+UNITS: dict[str, int] = {
     "": 1,
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},

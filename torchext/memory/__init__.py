@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from .fitting import Fit, MaxBatch, fits, max_batch
     from .timeline import PINNED, Allocation, Category, MemoryState, Phase
     from .tracking import TrackedMemory, track_memory
+else:  # hidden from type checkers, which otherwise accept any name
+    __getattr__ = names_from(
+        __name__,
+        *("timeline", ".advice.advice", ".advice.searching", ".advice.remedies", "fitting", "tracking"),
+        ".fake.values",
+    )
 
 __all__ = [
     "PINNED",
@@ -37,12 +43,6 @@ __all__ = [
     "max_batch",
     "track_memory",
 ]
-
-__getattr__ = names_from(
-    __name__,
-    *("timeline", ".advice.advice", ".advice.searching", ".advice.remedies", "fitting", "tracking"),
-    ".fake.values",
-)
 
 
 def __dir__() -> list[str]:

@@ -116,7 +116,8 @@ class MaxBatch(int):
     def __repr__(self) -> str:
         return f"MaxBatch({int(self)})"
 
-    __str__ = int.__repr__
+    def __str__(self) -> str:
+        return int.__repr__(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the size and the assumed values as plain values."""

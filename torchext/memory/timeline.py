@@ -126,12 +126,13 @@ class Timeline:
     """
 
     def __init__(self, recorder: _C.MemoryTimeline) -> None:
-        self.version = recorder.version()
-        allocations, events, self.operators, texts = recorder.data()
-        self.allocations = Allocations(*_columns(allocations, len(Allocations._fields)))
-        self.events = Events(*_columns(events, len(Events._fields)))
-        self.lines = [*texts, ""]
-        self.places = {HOST.get(n) or f"cuda:{n}": n for n in dict.fromkeys(self.allocations.place)}
+        self.version: int = recorder.version()
+        allocations, events, operators, texts = recorder.data()
+        self.operators: dict[int, str] = operators
+        self.allocations: Allocations = Allocations(*_columns(allocations, len(Allocations._fields)))
+        self.events: Events = Events(*_columns(events, len(Events._fields)))
+        self.lines: list[str] = [*texts, ""]
+        self.places: dict[str, int] = {HOST.get(n) or f"cuda:{n}": n for n in dict.fromkeys(self.allocations.place)}
         self._histories: dict[str, History] = {}
 
     def history(self, place: str) -> History:
@@ -166,11 +167,11 @@ class History:
         self._categories = _by_change(allocations.category)
         self._lines = _by_change(allocations.line)
         self._bytes = allocations.size + array("q", map(neg, reversed(allocations.size)))
-        self.allocated = array("q", accumulate(map(self._bytes.__getitem__, self._changes), initial=0))
+        self.allocated: array[int] = array("q", accumulate(map(self._bytes.__getitem__, self._changes), initial=0))
         # Only the first event reports the bytes reserved before it.
-        self.reserved = column(self.allocated[self._first], events.reserved)
-        self.events = column(-1, range(len(events.change)))
-        self.times = column(0, events.time)
+        self.reserved: array[int] = column(self.allocated[self._first], events.reserved)
+        self.events: array[int] = column(-1, range(len(events.change)))
+        self.times: array[int] = column(0, events.time)
 
     def after(self, event: int) -> int:
         """Return the state after an event."""

@@ -509,7 +509,7 @@ def _bmm_flop(a: Any, b: Any, *dtype: Any, **kwargs: Any) -> int:
 
 
 # PyTorch's formulas do not accept the overloads with the dtype of the result.
-FORMULAS = {
+FORMULAS: dict[Any, Callable[..., int]] = {
     torch.ops.aten.addmm: _with_addend(mm_flop),
     torch.ops.aten.bmm: _bmm_flop,
     torch.ops.aten.baddbmm: _with_addend(_bmm_flop),

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..descriptions import INTEGER, KINDS, SHAPE
 from ..internals import terminal
@@ -337,7 +337,7 @@ class Report:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Report) and self._content == other._content
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
         size = self._content["world_size"]

@@ -128,7 +128,8 @@ def _use_inspection() -> None:
 # ---- Mode `fake`
 
 
-PyTorchFakeTensor, PyTorchFakeTensorMode = fake_tensor.FakeTensor, fake_tensor.FakeTensorMode
+PyTorchFakeTensor: Any = fake_tensor.FakeTensor
+PyTorchFakeTensorMode: Any = fake_tensor.FakeTensorMode
 
 
 class _FakeTensors(type):

@@ -5,6 +5,7 @@ The others receive into a list of -1. Without these patches, a dry run would use
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from ..messages import without_answers
 
 __all__: list[str] = []
 
-replaces = partial(
+replaces: Callable[..., Callable[[Function], Function]] = partial(
     while_world_is_open.replaces, "deepspeed.runtime.zero.utils", reason="compares the list of rank 0 with -1"
 )
 LENGTH, LIST = "assert_lst_len_same_as_other_ranks", "get_lst_from_rank0"

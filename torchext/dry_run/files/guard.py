@@ -99,8 +99,8 @@ def _allow(rules: int, folder: str, access: int) -> None:
 
 
 if __name__ == "__main__":
-    _, folder, *command = sys.argv
+    _folder, *_command = sys.argv[1:]
     # End with the parent process, because the folder may be removed then.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    refuse_writes_outside([folder, *ALWAYS_WRITABLE])
-    os.execv(command[0], command)
+    refuse_writes_outside([_folder, *ALWAYS_WRITABLE])
+    os.execv(_command[0], _command)

@@ -160,10 +160,13 @@ class Tree:
     """
 
     def __init__(self, folder: str) -> None:
-        self.folder = os.path.realpath(folder)
-        self.written, self.gone, self.copies, self.links, self.parts, self.temporary = (
-            f"{self.folder}/{part}" for part in ("written", "gone", "copies", "links", "parts", "tmp")
-        )
+        self.folder: str = os.path.realpath(folder)
+        self.written: str = f"{self.folder}/written"
+        self.gone: str = f"{self.folder}/gone"
+        self.copies: str = f"{self.folder}/copies"
+        self.links: str = f"{self.folder}/links"
+        self.parts: str = f"{self.folder}/parts"
+        self.temporary: str = f"{self.folder}/tmp"
         for part in (self.copies, self.parts, self.temporary):
             make_folder(part)
         self._is_marked = False

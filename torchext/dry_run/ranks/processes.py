@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from types import FrameType, TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from typing_extensions import Self
 
@@ -195,7 +195,7 @@ MOST_PROCESSES = 64  # at a time: each takes about half a GiB
 
 Key = tuple[Channel, int]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class RankProcesses:
@@ -229,7 +229,7 @@ class RankProcesses:
         self.goal = goal
         self.remedies = remedies
         self._is_shown = is_shown
-        self.out = sys.stderr if terminal.STDOUT in (options.json, options.markdown) else sys.stdout
+        self.out: TextIO = sys.stderr if terminal.STDOUT in (options.json, options.markdown) else sys.stdout
         self._ranks: dict[int, _Rank] = {}
         self._sent: dict[Key, Message] = {}
         self._received: dict[Key, Received] = {}

@@ -70,12 +70,12 @@ class Progress:
     """
 
     def __init__(self, goal: Goal, counts_flops: bool, job: Job, *, is_quiet: bool = False) -> None:
-        self.forwards = 0
-        self.backwards = 0
+        self.forwards: int = 0
+        self.backwards: int = 0
         self.flops: int | None = None
         self.bound: TimeBound | None = None
-        self.flops_error = ""
-        self.has_enough = False
+        self.flops_error: str = ""
+        self.has_enough: bool = False
         self.on_enough: Callable[[], None] = lambda: None
         self.on_unstoppable: Callable[[], None] = lambda: None
         self._goal = goal
@@ -93,7 +93,7 @@ class Progress:
         self._is_open = True
         self._is_waiting = False
         self._recording: Recording | None = None
-        self.steps = Steps(self._position, self._end_round)
+        self.steps: Steps = Steps(self._position, self._end_round)
         self._passes = Passes(self._begin_forward, self._begin_backward)
         replay_observers.append(self._note_replay)
 

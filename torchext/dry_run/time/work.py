@@ -31,7 +31,7 @@ from ..collectives import Collective
 
 __all__ = ["Crossing", "certain_flops", "crossing_of", "gpu_of", "rate_of", "traffic_of"]
 
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 
 # ---- Operations
 

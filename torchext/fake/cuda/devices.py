@@ -15,7 +15,7 @@ from ...internals.leases import Lease
 from ...internals.patching import Function
 
 __all__ = ["DEVICES", "QUERIES", "answers", "check_index", "index_of", "while_devices_exist"]
-while_devices_exist = Lease("a block of fake_mode(gpu=...) is open")
+while_devices_exist: Lease = Lease("a block of fake_mode(gpu=...) is open")
 
 
 def answers(owner: Any, functions: Mapping[str, Function], *, reason: str, **options: Any) -> None:

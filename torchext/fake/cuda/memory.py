@@ -92,7 +92,7 @@ def _frames(frames: list[_C.Frame]) -> list[dict[str, Any]]:
 
 
 # `HistoryStacks` (csrc/extensions/memory/device_memory.h) by `context`
-STACKS = {None: 0, "state": 1, "alloc": 1, "all": 2}
+STACKS: dict[str | None, int] = {None: 0, "state": 1, "alloc": 1, "all": 2}
 
 
 def _record_history(

@@ -366,7 +366,7 @@ class FakeGraph:
     __module__ = "torch.cuda.graphs"
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self.stream = (-1, -1)
+        self.stream: StreamKey = (-1, -1)
         self.on_replay: list[Callable[[], object]] = []
         self._pool: PoolId | None = None
         self._is_captured = False

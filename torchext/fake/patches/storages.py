@@ -9,9 +9,9 @@ real immediately. After construction such an access is more likely a mistake and
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ REMEDY = (
 )
 
 
-replaces = functools.partial(while_fakes_live.replaces, concerns=Concerns.FAKES)
+replaces: Callable[..., Callable[[Function], Function]] = partial(while_fakes_live.replaces, concerns=Concerns.FAKES)
 
 
 def no_data(what: str, tensor: Tensor) -> str:
@@ -172,7 +172,7 @@ ANSWERS: dict[str, Callable[[UntypedStorage], Any]] = {
 }
 for _name, _answer in ANSWERS.items():
     replaces(UntypedStorage, _name, reason="reads the address, or lets the error escape through a noexcept function")(
-        functools.partial(_answer_for_fakes, _answer)
+        partial(_answer_for_fakes, _answer)
     )
 
 

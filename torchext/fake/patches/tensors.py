@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from .storages import copied_bytes, no_data
 
 __all__: list[str] = []
 
-replaces = functools.partial(while_fakes_live.replaces, concerns=Concerns.FAKES)
+replaces: Callable[..., Callable[[Function], Function]] = partial(while_fakes_live.replaces, concerns=Concerns.FAKES)
 
 
 # ---- Printing
@@ -147,9 +148,7 @@ def _share(name: str, error: type[Exception], original: Function, /, self: Tenso
 
 
 for _name, _error in (("numpy", RuntimeError), ("__array__", RuntimeError), ("__dlpack__", BufferError)):
-    replaces(Tensor, _name, reason="shares memory without calling an operator")(
-        functools.partial(_share, _name, _error)
-    )
+    replaces(Tensor, _name, reason="shares memory without calling an operator")(partial(_share, _name, _error))
 
 
 # ---- Reads of fakes in Python data from which PyTorch makes tensors

@@ -135,7 +135,7 @@ def _take_over(
 DISPATCH = "torch.distributed.tensor._dispatch"
 
 # The handlers of 2.11 and 2.12, by module.
-HANDLERS = {
+HANDLERS: dict[str, tuple[str, ...]] = {
     DISPATCH: ("as_strided_handler", "found_inf_reduce_handler", "is_pinned_handler", "is_same_size_handler"),
     "torch.distributed.tensor._nonlinear_redux": ("argminmax_handler", "minmax_dim_handler"),
     "torch.distributed.tensor._tp_conv": ("convolution_handler", "convolution_backward_handler"),

@@ -43,6 +43,6 @@ def _run_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if folder := os.environ.get("TORCHEXT_DRY_RUN_FILES"):
-    _start(folder)
+if _folder := os.environ.get("TORCHEXT_DRY_RUN_FILES"):
+    _start(_folder)
 _run_next()

@@ -34,7 +34,10 @@ __all__ = [
 
 
 # The dimensions of each memory format, innermost first.
-CHANNELS_LAST = {torch.channels_last: (1, 3, 2, 0), torch.channels_last_3d: (1, 4, 3, 2, 0)}
+CHANNELS_LAST: dict[torch.memory_format, tuple[int, ...]] = {
+    torch.channels_last: (1, 3, 2, 0),
+    torch.channels_last_3d: (1, 4, 3, 2, 0),
+}
 
 
 class Geometry:
@@ -43,11 +46,11 @@ class Geometry:
     __slots__ = ("dtype", "element", "numel", "offset", "sizes", "strides")
 
     def __init__(self, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, offset: int = 0) -> None:
-        self.sizes = sizes
-        self.strides = strides
-        self.dtype = dtype
-        self.offset = offset
-        self.numel = prod(sizes)
+        self.sizes: Sequence[int] = sizes
+        self.strides: Sequence[int] = strides
+        self.dtype: torch.dtype = dtype
+        self.offset: int = offset
+        self.numel: int = prod(sizes)
         self.element: int = dtype.itemsize
 
     @property
@@ -233,9 +236,9 @@ class KernelCall:
     __slots__ = ("_alive", "_count", "_scopes", "_steps", "arguments", "gpu", "results", "steps")
 
     def __init__(self, arguments: Sequence[Any], results: Sequence[Any], gpu: Gpu) -> None:
-        self.arguments = arguments
-        self.results = results
-        self.gpu = gpu
+        self.arguments: Sequence[Any] = arguments
+        self.results: Sequence[Any] = results
+        self.gpu: Gpu = gpu
         self.steps: Steps = ([], [])
         self._steps = self.steps[0]
         self._count = 0
