@@ -65,7 +65,7 @@ export TORCHEXT_QUICK := 1
 # Threads of parallel test processes that wait actively take the cores from each other: a half of the time.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test ci rest prepared core docs unit examples slowest check package wheels sanitize matrix coverage mutations lint tidy typecheck size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
+.PHONY: demo test ci rest prepared core docs unit examples slowest check package wheels sanitize matrix coverage mutations lint tidy typecheck user-types size format sweep fuzz oracle cuda-host philox-facts dtype-facts gpu bench build clean help
 # Not for the checks of single files, which a nested make runs: before GNU make 4.4 this applies to all targets.
 ifndef IN_PARALLEL
 .NOTPARALLEL:
@@ -81,7 +81,7 @@ test: prepared unit ## Every day: lint, type checks, and the everyday tests
 
 ci: test rest ## Everything that CI proves
 
-rest: package docs ## What `make ci` adds to `make test`: the packages, the documentation, all other tests, and the examples
+rest: package docs user-types ## What `make ci` adds: packages, documentation, pyright, all other tests, and examples
 	$(PYTHON) -m pytest test -n $(JOBS) --dist worksteal --tier rest
 	@# The everyday tests of arithmetic again, now on the optimized libraries of the wheel.
 	$(PYTHON) -m pytest test/fills test/deferred_init/random -n $(JOBS) --dist worksteal --tier everyday
@@ -154,6 +154,10 @@ lint: $(STATE)/tools ## Check the format and the style of all sources
 typecheck: $(STATE)/tools ## Check the types of all Python sources
 	$(PYTHON) -m mypy
 
+user-types: $(STATE)/users ## Check with pyright the types that users get: all are known, also in strict mode
+	PATH="$(BIN):$$PATH" $(PYTHON) -m pyright
+	PATH="$(BIN):$$PATH" $(PYTHON) -m pyright --verifytypes torchext --ignoreexternal
+
 size: $(STATE)/tools ## Print the lines of each component, and the growth since SINCE or the last tag
 	$(PYTHON) .ci/size.py $(SINCE)
 
@@ -224,6 +228,11 @@ $(STATE)/tools: pyproject.toml $(STATE)/compiler
 $(STATE)/docs: pyproject.toml $(STATE)/tools
 	@echo "== installing what the documentation needs"
 	$(INSTALL) $$(sed -nE 's/^docs = \[(.*)\]$$/\1/p' pyproject.toml | tr -d '",')
+	@mkdir -p $(@D) && touch $@
+
+$(STATE)/users: pyproject.toml $(STATE)/tools
+	@echo "== installing the type checker of users"
+	$(INSTALL) $$(sed -nE 's/^users = \[(.*)\]$$/\1/p' pyproject.toml | tr -d '",')
 	@mkdir -p $(@D) && touch $@
 
 # The folder holds the library of the environment that was built last. The marker belongs to one environment; the file

@@ -1,0 +1,34 @@
+"""The types of the public API: `typed_programs.py` uses all of it, and its programs run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typed_programs
+
+import torchext
+
+
+def test_programs_use_each_public_name() -> None:
+    used = {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(ast.parse(Path(typed_programs.__file__).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    rooms = {name: getattr(torchext, name) for name in torchext.__all__}
+    names = [f"torchext.{name}" for name in rooms if name not in {*torchext.errors.__all__, *_modules(rooms)}]
+    names += [f"{room}.{name}" for room, module in _modules(rooms).items() for name in module.__all__]
+    assert [name for name in names if name not in used] == []
+
+
+def _modules(members: dict[str, object]) -> dict[str, ModuleType]:
+    return {name: member for name, member in members.items() if isinstance(member, ModuleType)}
+
+
+@pytest.mark.parametrize("program", typed_programs.PROGRAMS, ids=lambda program: program.__name__)
+def test_program_runs(program: Callable[[Path], None], tmp_path: Path) -> None:
+    program(tmp_path)
