@@ -488,6 +488,19 @@ class TestLibraries:
                 assert elsewhere.submit(lambda: len(torch.cuda.default_generators)).result() == len(before)
         assert torch.cuda.default_generators is before
 
+    def test_have_no_generators_beyond_the_last_device(self) -> None:
+        with fake_mode(gpu=2):
+            state = torch.cuda.get_rng_state(1)
+            for use in (lambda: torch.cuda.get_rng_state(2), lambda: torch.cuda.set_rng_state(state, 2)):
+                with pytest.raises(IndexError, match="out of range"):
+                    use()
+
+    @pytest.mark.parametrize(("name", "has_units"), [("V100-32GB", False), ("A100-40GB", True)])
+    def test_compute_in_bfloat16_without_emulation_if_they_have_units(self, name: str, has_units: bool) -> None:
+        with fake_mode(gpu=name):
+            assert torch.cuda.is_bf16_supported(including_emulation=False) is has_units
+            assert torch.cuda.is_bf16_supported()
+
     @pytest.mark.skipif(not hasattr(torch.backends.cuda, "cublas_workspace_size"), reason="PyTorch before 2.14")
     @pytest.mark.parametrize("library", ["cublas", "cublaslt"])
     def test_return_the_size_of_workspaces_and_keep_it(self, library: str) -> None:

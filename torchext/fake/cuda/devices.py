@@ -121,7 +121,6 @@ QUERIES: dict[str, Callable[..., Any]] = {
     "_maybe_exchange_device": _exchange_device,
     "device_count": lambda: _C.fake_cuda_devices(),
     "get_device_properties": _get_device_properties,
-    "is_bf16_supported": lambda including_emulation=True: True,
     "is_initialized": lambda: _C.is_fake_cuda_initialized(),
 }
 DEVICES: dict[str, Callable[..., Any]] = {

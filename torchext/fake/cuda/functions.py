@@ -7,7 +7,7 @@ in such a block, and answer for the fake devices on those threads only.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from ...descriptions import FakeGPU, as_fake_gpu
 from ...internals.leases import while_fakes_live
 from ...internals.patching import Function, once
 from .builds import refuse_tuning
-from .devices import QUERIES, answers, index_of, while_devices_exist
+from .devices import QUERIES, answers, while_devices_exist
 from .libraries import NO_POOLS, refusing_call, settings
 from .memory import forget_program
 from .streams import GRAPHS, FakeEvent, FakeGraph, FakePool, FakeStream, current_stream, set_stream
@@ -31,53 +31,6 @@ __all__ = ["apply_default_type", "fake_cuda", "forget_default_type", "leave_defa
 # ---- Random number generators
 
 
-def _generator(device: Any = "cuda") -> torch.Generator:
-    return _C.default_fake_cuda_generator(index_of(device))
-
-
-def _generators() -> list[torch.Generator]:
-    return [_generator(i) for i in range(_C.fake_cuda_devices())]
-
-
-def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
-    if _C.is_fake(new_state):
-        raise RuntimeError(
-            "Cannot set the state of a generator from a fake tensor, which has no values. Create the state outside "
-            "of fake_mode()."
-        )
-    _generator(device).set_state(new_state)
-
-
-def _set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    for i, state in enumerate(new_states):
-        _set_rng_state(state, i)
-
-
-def _manual_seed_all(seed: int) -> None:
-    for generator in _generators():
-        generator.manual_seed(int(seed))
-
-
-def _seed_all() -> None:
-    seed = None
-    for generator in _generators():
-        seed = generator.seed() if seed is None else generator.manual_seed(seed).initial_seed()
-
-
-RANDOM: dict[str, Callable[..., Any]] = {
-    "_get_generator": _generator,
-    "get_rng_state": lambda device="cuda": _generator(device).get_state(),
-    "get_rng_state_all": lambda: [generator.get_state() for generator in _generators()],
-    "initial_seed": lambda: _generator().initial_seed(),
-    "manual_seed": lambda seed: _generator().manual_seed(int(seed)) and None,
-    "manual_seed_all": _manual_seed_all,
-    "seed": lambda: _generator().seed() and None,
-    "seed_all": _seed_all,
-    "set_rng_state": _set_rng_state,
-    "set_rng_state_all": _set_rng_state_all,
-}
-
-
 class _DefaultGenerators(Sequence[torch.Generator]):
     """`torch.cuda.default_generators`, with the generators of fake devices on threads that have them."""
 
@@ -85,7 +38,7 @@ class _DefaultGenerators(Sequence[torch.Generator]):
         self._original = original
 
     def _current(self) -> tuple[torch.Generator, ...]:
-        return tuple(_generators()) if _C.fake_cuda_devices() else self._original
+        return tuple(map(_C.default_fake_cuda_generator, range(_C.fake_cuda_devices()))) or self._original
 
     def __len__(self) -> int:
         return len(self._current())
@@ -251,13 +204,7 @@ def _set_accelerator_stream(stream: Any) -> None:
 
 
 REASON = "looks for real CUDA devices"
-_found: set[int] = set()  # a module may contain functions of another one
-for _module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random):
-    for _name, _answer in (QUERIES | RANDOM | GRAPHS).items():
-        _function = vars(_module).get(_name)
-        if _function is not None and id(_function) not in _found:
-            _found.add(id(_function))
-            answers(_module, {_name: _answer}, reason=REASON, is_traced=True)
+answers(torch.cuda, QUERIES | GRAPHS, reason=REASON, is_traced=True)
 
 # `torch.accelerator` must not share functions with `torch.cuda`: Dynamo asserts that each function has one name. Nor
 # may it call them: Dynamo calls it at each graph break, and would trace the call.
