@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,7 +26,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import torchext
 from torchext import commands
-from torchext.check_init.lone_ranks import Job, run_rank
+from torchext.check_init.messages import Job
+from torchext.check_init.ranks import run_rank
 from torchext.deferred_init import check_init
 from torchext.fake import fake_mode
 
@@ -217,21 +217,19 @@ def test_lone_ranks_have_the_tensors_of_a_job_on_gloo(tmp_path: Path) -> None:
     def of_lone_rank(job: Job) -> None:
         torch.save(local_tensors(init_device_mesh("cpu", (2,))), tmp_path / f"lone {job.rank}")
 
-    def of_rank(job: Job) -> None:
-        dist.destroy_process_group()
-        dist.distributed_c10d.init_process_group = initialize  # type: ignore[assignment]
-        dist.distributed_c10d._new_process_group_helper = make_group
-        initialize("gloo", store=dist.FileStore(str(tmp_path / "store"), 2), rank=job.rank, world_size=2)
-        mesh = init_device_mesh("cpu", (2,))
-        assert dist.get_backend(mesh.get_group()) == "gloo"
-        torch.save(local_tensors(mesh), tmp_path / f"job {job.rank}")
+    def of_rank(number: int) -> None:
+        torch.set_num_threads(1)  # the OpenMP threads of the parent do not exist after fork
+        dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 2), rank=number, world_size=2)
+        torch.save(local_tensors(init_device_mesh("cpu", (2,))), tmp_path / f"job {number}")
+        os._exit(0)
 
-    initialize, make_group = dist.init_process_group, dist.distributed_c10d._new_process_group_helper
-    jobs = [Job({"tp": 2}, number, tmp_path) for number in range(2)]
-    for job in jobs:
-        run_rank(job, of_lone_rank)
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda job: run_rank(job, of_rank), jobs))
+    for number in range(2):
+        run_rank(Job({"tp": 2}, number, tmp_path), of_lone_rank)
+    processes = [multiprocessing.get_context("fork").Process(target=of_rank, args=(number,)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
     for number in range(2):
         lone, real = (torch.load(tmp_path / f"{kind} {number}") for kind in ("lone", "job"))
         assert len(lone) == len(real) == 9

@@ -23,10 +23,13 @@ from torch.nn import Module
 from .. import _C
 from ..deferred_init.recording import Recording
 from ..descriptions import parse_mesh
+from ..dry_run.current import while_rank_is_alone
 from ..errors import RankFailedError
 from ..internals.held_tensors import parts_of
 from ..internals.text import Items, plain
-from .lone_ranks import Job, Plan, apply_engine, check_engine, initialize_meta, run_rank
+from .engines import Plan, apply_engine, check_engine, initialize_meta
+from .messages import Job
+from .ranks import run_rank
 
 __all__ = ["InitCheck", "MeshCheck", "TensorCheck", "check_init"]
 
@@ -277,6 +280,8 @@ def check_init(
     import torch._dynamo  # engines import these, which is slow, and each rank would import them again
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel  # noqa: F401
+
+    while_rank_is_alone.prepare()
 
     program = _Program(build, engine, plan, initialize, deferred)
     given = [parse_mesh(one) for one in ([meshes] if isinstance(meshes, str | Mapping) else meshes)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -42,6 +42,9 @@ PATIENCE = timedelta(seconds=60)
 
 SAME, DIFFERENT, ALONE = b"same", b"different", b"alone"
 
+agrees_on: Callable[[dist.ProcessGroup, str], bool] | None = None
+"""Compares a digest with ranks that do not run at the same time. `check_init` sets it in their processes."""
+
 _counts: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 _mixed_groups: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
 
@@ -59,8 +62,8 @@ def have_recorded_the_same(tensors: Sequence[Tensor], group: dist.ProcessGroup) 
     """
     if dist.get_backend(group) == "fake":  # the other ranks do not exist
         return True
-    if (agrees_on := getattr(group, "agrees_on", None)) is not None:  # lone_ranks.py
-        return bool(agrees_on(_digest_of(tensors)))
+    if agrees_on is not None:
+        return agrees_on(group, _digest_of(tensors))
     if group in _mixed_groups:
         return False
     store = dist.distributed_c10d._world.pg_map[group][1]

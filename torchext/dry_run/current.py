@@ -1,6 +1,7 @@
 """The open world: its state, the environment of its rank, and the processes that the rank starts.
 
-Process groups belong to the process, so only one world can be open.
+Process groups belong to the process, so only one world can be open. `world()` opens one with fake tensors, and
+`check_init()` one with real tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..descriptions import FakeGPU
 from ..internals.leases import Lease
 from ..internals.patching import Function
 
-__all__ = ["JOB", "Job", "announce", "current", "enter", "leave", "torchrun_environment", "while_world_is_open"]
+__all__ = ["JOB", "Job", "announce", "being_rank_of", "current", "while_rank_is_alone", "while_world_is_open"]
 
 MOST_PLACES = 4  # of a remark
 
@@ -32,29 +33,44 @@ class Job:
         gpu: The GPUs of a machine; None for a job without GPUs.
         store: The store of the default process group.
         recorder: Records collectives.
+        is_real: Whether tensors are real. Then they are on the CPU, which groups of all backends serve, and
+            `init_process_group()` keeps the default group, which a mesh may already use.
+        messages: The messages between ranks; None if this rank runs alone, and in processes that it has forked.
         has_own_group: Whether the default process group was made by the world, not by the program.
         ignores_compilers: Whether the program has called `torch.compile()`, without effect.
         when_left: Callbacks for the end of the block.
     """
 
-    def __init__(self, size: int, rank: int, per_node: int, gpu: FakeGPU | None, store: Any, recorder: Any) -> None:
+    def __init__(
+        self,
+        size: int,
+        rank: int,
+        per_node: int,
+        gpu: FakeGPU | None,
+        store: Any,
+        recorder: Any,
+        *,
+        is_real: bool = False,
+        messages: Any = None,
+    ) -> None:
         self.size = size
         self.rank = rank
         self.per_node = per_node
         self.gpu = gpu
         self.store = store
         self.recorder = recorder
+        self.is_real = is_real
         self.has_own_group = False
         self.ignores_compilers = False
         self._remarks: dict[str, dict[str, None]] = {}
         self._launches: Counter[str] = Counter()
         self.when_left: ExitStack = ExitStack()
-        self._messages: Any = None
+        self._messages: Any = messages
         self._process = os.getpid()
 
     @property
     def messages(self) -> Any:
-        """The messages between ranks; None if this rank runs alone, and in processes that it has forked."""
+        """See above."""
         return self._messages if self._process == os.getpid() else None
 
     @messages.setter
@@ -101,6 +117,7 @@ def _listed(places: Iterable[str]) -> str:
 
 
 while_world_is_open: Lease = Lease("a block of torchext.dry_run.world() is open")
+while_rank_is_alone: Lease = Lease("a block of torchext.dry_run.world() is open, or check_init() runs a rank")
 
 _open: list[Job] = []
 
@@ -110,8 +127,13 @@ def current() -> Job | None:
     return _open[0] if _open else None
 
 
-def enter(world: Job) -> None:
-    """Open `world`.
+@contextmanager
+def being_rank_of(world: Job, *, is_launched: bool = True) -> Iterator[None]:
+    """Make this process the rank of `world` in the block, with its environment and functions that do not wait.
+
+    Args:
+        world: The world to open.
+        is_launched: Whether to set the environment variables of torchrun, or to remove them.
 
     Raises:
         RuntimeError: Another world is open.
@@ -122,11 +144,11 @@ def enter(world: Job) -> None:
             "open. Leave its block first, or use another process."
         )
     _open.append(world)
-
-
-def leave(world: Job) -> None:
-    """Close `world`."""
-    _open.remove(world)
+    try:
+        with world.when_left, _torchrun_environment(world, is_launched), while_rank_is_alone.hold():
+            yield
+    finally:
+        _open.remove(world)
 
 
 # ---- The environment that torchrun gives to each process of a job, and the job that a rank gives to its processes
@@ -137,7 +159,7 @@ ENTERS = "torchext.dry_run.ranks.started"  # the module whose `enter()` such pro
 
 
 @contextmanager
-def torchrun_environment(job: Job, is_launched: bool) -> Iterator[None]:
+def _torchrun_environment(job: Job, is_launched: bool) -> Iterator[None]:
     """Set the variables that torchrun sets for the process of `job` in the block, or remove them if not launched."""
     saved = dict(os.environ)
     variables = _variables(job)

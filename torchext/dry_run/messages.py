@@ -31,7 +31,7 @@ from ..internals.source_lines import place_of, users_frame
 from .current import current, while_world_is_open
 from .protocol import CYCLE, FINISHED, OBJECTS, TO_ALL, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 
-__all__ = ["Messages", "agreed_values", "without_answers"]
+__all__ = ["Channels", "Messages", "agreed_values", "without_answers"]
 
 # The values that are sent: integers and booleans, such as shapes, and a few floating-point numbers.
 MOST_BYTES = 1 << 20
@@ -50,7 +50,32 @@ def without_answers() -> Iterator[None]:
         _is_asking.reset(before)
 
 
-class Messages:
+class Channels:
+    """The channels of this rank. A message has the same channel and number in the rank that receives it."""
+
+    def __init__(self) -> None:
+        self._made: Counter[tuple[int, ...]] = Counter()
+        self._groups: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._counts: Counter[Channel] = Counter()
+
+    def note_group(self, name: str, ranks: Sequence[int]) -> None:
+        """Register a new process group of this rank."""
+        key = tuple(ranks)
+        self._groups[name] = key, self._made[key]
+        self._made[key] += 1
+
+    def _channel(self, group: Any, kind: str, source: int, destination: int, tag: int = 0) -> Channel:
+        """Return the channel between two ranks of `group`."""
+        ranks, number = self._groups.get(str(group.group_name)) or (tuple(dist.get_process_group_ranks(group)), 0)
+        to = TO_ALL if destination == TO_ALL else ranks[destination]
+        return Channel(ranks, number, kind, ranks[source], to, tag if kind == "cpu" else 0)
+
+    def _next(self, channel: Channel) -> int:
+        self._counts[channel] += 1
+        return self._counts[channel] - 1
+
+
+class Messages(Channels):
     """The messages of this rank.
 
     Args:
@@ -64,6 +89,7 @@ class Messages:
     on_finished: Callable[[], object]
 
     def __init__(self, connection: Connection, rank: int) -> None:
+        super().__init__()
         self.on_finished = lambda: None
         self._connection = connection
         self._rank = rank
@@ -75,17 +101,8 @@ class Messages:
         self._turns: SimpleQueue[None] = SimpleQueue()
         self._turns.put(None)
         self._busy: list[int] = []  # the threads that write or wait
-        self._made: Counter[tuple[int, ...]] = Counter()
-        self._groups: dict[str, tuple[tuple[int, ...], int]] = {}
-        self._counts: Counter[Channel] = Counter()
         self._without_order: set[str] = set()
         self._senders: Counter[int] = Counter()
-
-    def note_group(self, name: str, ranks: Sequence[int]) -> None:
-        """Register a new process group of this rank."""
-        key = tuple(ranks)
-        self._groups[name] = key, self._made[key]
-        self._made[key] += 1
 
     @property
     def remarks(self) -> list[str]:
@@ -151,16 +168,6 @@ class Messages:
         if not _is_asking.get() or not _is_discrete(tensor) or not _carries_values(tensor) or _has_own(tensor):
             return None
         return self._delivery(Awaited(channel, number, self._rank, place_of(users_frame())), tensor)
-
-    def _channel(self, group: Any, kind: str, source: int, destination: int, tag: int = 0) -> Channel:
-        """Return the channel between two ranks of `group`."""
-        ranks, number = self._groups.get(str(group.group_name)) or (tuple(dist.get_process_group_ranks(group)), 0)
-        to = TO_ALL if destination == TO_ALL else ranks[destination]
-        return Channel(ranks, number, kind, ranks[source], to, tag if kind == "cpu" else 0)
-
-    def _next(self, channel: Channel) -> int:
-        self._counts[channel] += 1
-        return self._counts[channel] - 1
 
     def _report(self, notice: Sent | Received | Awaited) -> None:
         """Send a notice, or queue it for the code that is already sending, in another thread or interrupted here."""

@@ -1,7 +1,8 @@
 """Process groups without the other ranks, under the backend names that a program uses.
 
 They use PyTorch's backend `fake` (`FakeProcessGroup.hpp`), on the devices that the named backend serves, so PyTorch
-itself rejects other devices. Rendezvous, barriers and the store do not wait for other ranks.
+itself rejects other devices. Rendezvous, barriers and the store do not wait for other ranks. The recorder observes each
+collective, and writes the values that this rank receives.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -23,10 +24,11 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Backend, BackendConfig, GroupMember
 
+from .. import _C
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
-from .current import current, while_world_is_open
+from .current import Job, current, while_rank_is_alone
 
 __all__ = [
     "NCCL_TIMEOUT",
@@ -34,9 +36,8 @@ __all__ = [
     "ProcessGroupNCCL",
     "SingleRankStore",
     "check",
-    "initialize",
+    "communicating",
     "names_of_nccl",
-    "separate_meshes",
 ]
 
 
@@ -92,9 +93,23 @@ def names_of_nccl() -> Iterator[None]:
 # ---- The default group, and PyTorch's backend `fake`
 
 
-def initialize(backend: str) -> None:
-    """Initialize the default process group of the open world."""
-    dist.init_process_group(backend)
+@contextmanager
+def communicating(world: Job, backend: str | None) -> Iterator[None]:
+    """Observe the collectives of the open world in the block. Initialize its default group, if `backend` names one."""
+    with _separate_meshes(), ExitStack() as block:
+        block.callback(_destroy_groups)
+        block.callback(world.recorder.close)
+        _C.observe_collectives(world.recorder.observe)
+        block.callback(_C.observe_collectives, None)
+        if backend is not None:
+            dist.init_process_group(backend)
+            world.has_own_group = True
+        yield
+
+
+def _destroy_groups() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _register_backend() -> None:
@@ -102,9 +117,9 @@ def _register_backend() -> None:
     import torch.testing._internal.distributed.fake_pg  # noqa: F401
 
 
-while_world_is_open.declare(_register_backend)
+while_rank_is_alone.declare(_register_backend)
 
-replaces: Callable[..., Callable[[Function], Function]] = partial(while_world_is_open.replaces, distributed_c10d)
+replaces: Callable[..., Callable[[Function], Function]] = partial(while_rank_is_alone.replaces, distributed_c10d)
 
 
 # ---- Barriers, timeouts, and NCCL
@@ -148,7 +163,7 @@ def _answer_with_gpus(answer: object, original: Function, /, *args: Any, **kwarg
 
 
 replaces("is_nccl_available", reason="is false for a PyTorch without NCCL")(partial(_answer_with_gpus, True))
-while_world_is_open.replaces(torch.cuda.nccl, "version", reason="calls NCCL, which may be missing")(
+while_rank_is_alone.replaces(torch.cuda.nccl, "version", reason="calls NCCL, which may be missing")(
     partial(_answer_with_gpus, NCCL_VERSION)
 )
 
@@ -160,7 +175,9 @@ while_world_is_open.replaces(torch.cuda.nccl, "version", reason="calls NCCL, whi
 def _new_process_group_helper(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs)
     backend = given.arguments["backend"]
-    served = BackendConfig(Backend(backend)).get_device_backend_map()
+    world = current()
+    is_real = world is not None and world.is_real
+    served = ["cpu"] if is_real else BackendConfig(Backend(backend)).get_device_backend_map()
     given.arguments["backend"] = Backend(",".join(f"{device}:{Backend.FAKE}" for device in served))
     # These are for NCCL communicators.
     given.arguments["backend_options"] = given.arguments["device_id"] = None
@@ -192,6 +209,8 @@ def _init_process_group(original: Function, /, *args: Any, **kwargs: Any) -> Non
     """Replace the default group of the world when the program initializes its own."""
     world = current()
     if world is not None and world.has_own_group and dist.is_initialized():
+        if world.is_real:
+            return
         world.has_own_group = False
         dist.destroy_process_group()
     with without_our_keys():
@@ -268,7 +287,7 @@ def _all_gather(original: Function, /, output_tensor: Tensor, input_tensor: Tens
 
 
 @contextmanager
-def separate_meshes() -> Iterator[None]:
+def _separate_meshes() -> Iterator[None]:
     """Separate the caches in the block from those before and after it."""
     random: Any = sys.modules.get("torch.distributed.tensor._random")
     tracker = getattr(random, "_rng_tracker", None)

@@ -25,11 +25,11 @@ from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
 from ..internals.source_lines import place_of, users_frame
 from .collectives import Collective, Place
-from .current import current, while_world_is_open
+from .current import current, while_rank_is_alone
 from .messages import agreed_values
 from .process_groups import check
 
-__all__ = ["CollectiveListener", "ModuleNames", "Overlaps", "Recorder", "place_here"]
+__all__ = ["GIVEN", "RECEIVED", "CollectiveListener", "ModuleNames", "Overlaps", "Recorder", "place_here"]
 
 
 # ---- The operators that may run on a GPU while a collective runs
@@ -242,6 +242,8 @@ class Recorder:
                 self._by_work[work] = number
                 if deliver is not None:
                     self._deliveries[work] = deliver
+                if world is not None and world.is_real:
+                    self.deliver(work)  # PyTorch's C++ also waits for collectives, and reads the values
                 received = [t for name in RECEIVED for t in tensors_in(arguments.get(name))] or tensors
                 self._results[work] = [TensorWeakRef(tensor) for tensor in received]
 
@@ -371,14 +373,14 @@ class _Results(torch.futures.Future[list[Tensor]]):
         super().add_done_callback(callback)
 
 
-@while_world_is_open.replaces(Work, "get_future", reason="returns a future without the results")
+@while_rank_is_alone.replaces(Work, "get_future", reason="returns a future without the results")
 def _get_future(original: Function, work: Any) -> Any:
     world = current()
     results = None if world is None else world.recorder.results_of(work)
     return original(work) if results is None else _Results(work, results)
 
 
-@while_world_is_open.replaces(torch._C, "_collect_all", reason="waits for futures in C++")
+@while_rank_is_alone.replaces(torch._C, "_collect_all", reason="waits for futures in C++")
 def _collect_all(original: Function, futures: Any) -> Any:
     for future in futures:
         if isinstance(future, _Results):
@@ -386,7 +388,7 @@ def _collect_all(original: Function, futures: Any) -> Any:
     return original(futures)
 
 
-@while_world_is_open.replaces(Work, "is_completed", reason="is never true of collectives that do nothing")
+@while_rank_is_alone.replaces(Work, "is_completed", reason="is never true of collectives that do nothing")
 def _is_completed(original: Function, work: Any) -> bool:
     world = current()
     if world is None:
@@ -395,8 +397,8 @@ def _is_completed(original: Function, work: Any) -> bool:
     return True
 
 
-@while_world_is_open.replaces(FakeWork, "wait", reason="waits for a collective")
-@while_world_is_open.replaces(
+@while_rank_is_alone.replaces(FakeWork, "wait", reason="waits for a collective")
+@while_rank_is_alone.replaces(
     Work, "wait", "synchronize", "block_current_stream", "result", reason="waits for a collective"
 )
 def _wait(original: Function, /, work: Any, *args: Any, **kwargs: Any) -> Any:

@@ -21,12 +21,12 @@ from ..fake.addresses import showing_addresses
 from ..fake.values import AssumedValue, AssumedValues, ValuePolicy, as_policy, assuming_values
 from ..internals.arguments import check_is_int
 from ..internals.calls import Block
-from . import ddp_reducer, engines, placeholders, process_groups, saving  # noqa: F401  (declare replacements)
+from . import ddp_reducer, engines, placeholders, saving  # noqa: F401  (declare replacements)
 from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declare replacements)
 from .adapters.triton import triton_in_a_world
 from .collectives import Collective, CollectiveSummary, summarize
-from .current import Job, current, enter, leave, torchrun_environment, while_world_is_open
-from .process_groups import SingleRankStore, names_of_nccl, separate_meshes
+from .current import Job, being_rank_of, current, while_world_is_open
+from .process_groups import SingleRankStore, communicating, names_of_nccl
 from .recorder import Recorder
 
 __all__ = ["World", "job_of", "world"]
@@ -145,10 +145,7 @@ class World:
                 "torch.distributed.destroy_process_group() first."
             )
         with ExitStack() as block:
-            enter(self._job)
-            block.callback(leave, self._job)
-            block.callback(self._job.when_left.close)
-            block.enter_context(torchrun_environment(self._job, self._is_launched))
+            block.enter_context(being_rank_of(self._job, is_launched=self._is_launched))
             block.enter_context(while_world_is_open.hold())
             block.enter_context(showing_addresses())
             block.enter_context(fake_mode(gpu=self.gpu or False))
@@ -164,17 +161,10 @@ class World:
                 torch.cuda.set_device(self.local_rank)
             block.enter_context(engines.remarking_on_graphs(self._job))
             block.enter_context(triton_in_a_world(self._job))
-            block.enter_context(separate_meshes())
             self._assumed = block.enter_context(assuming_values(self._policy))
-            block.callback(_destroy_groups)
-            block.callback(self._job.recorder.close)
-            _C.observe_collectives(self._job.recorder.observe)
-            block.callback(_C.observe_collectives, None)
             _C.materialize_as_fakes(True)
             block.callback(_C.materialize_as_fakes, False)
-            if self._backend is not None:
-                process_groups.initialize(self._backend)
-                self._job.has_own_group = True
+            block.enter_context(communicating(self._job, self._backend))
             self._block = block.pop_all()
         return self
 
@@ -187,11 +177,6 @@ class World:
 def job_of(world: World) -> Job:
     """Return the state of a world, for the modules of dry runs."""
     return world._job
-
-
-def _destroy_groups() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def world(
