@@ -1,8 +1,8 @@
 """The messages between ranks that run one after the other, with real tensors.
 
 A rank that broadcasts or scatters writes the values to a file, so ranks that run later receive them, as in the job.
-Other collectives depend on values that do not exist. They behave as if all ranks had the values of this rank. A second
-run of the rank changes their results: tensors that differ between the two runs depend on other ranks.
+Other collectives depend on values that do not exist: NOTE [Assumed values], dry_run/messages.py. A second run of the
+rank changes their results: tensors that differ between the two runs depend on other ranks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dry_run.messages import Channels
+from ..dry_run.messages import Channels, agreed_values
 from ..dry_run.protocol import TO_ALL
-from ..dry_run.recorder import GIVEN, RECEIVED
+from ..dry_run.recorder import RECEIVED
 from ..internals.dispatch_keys import without_our_keys
 from ..internals.held_tensors import tensors_in
 from ..internals.source_lines import place_of, users_frame
 
 __all__ = ["FileMessages", "Job"]
+
+SENT = {"broadcast_": "tensors", "scatter_": "input_tensors"}
+"""The arguments that the root of a collective sends to the other ranks."""
 
 
 @dataclass
@@ -87,26 +91,26 @@ class FileMessages(Channels):
     def observe(self, operator: str, arguments: dict[str, Any], group: Any) -> Callable[[], None] | None:
         """Send the values of a collective before it runs. Return a function that writes its results, or None."""
         outputs = [one for name in (*RECEIVED, "tensors") for one in tensors_in(arguments.get(name))]
-        inputs = [one for name in GIVEN for one in tensors_in(arguments.get(name))] or outputs
-        if operator in ("broadcast_", "scatter_"):
-            sent = self._send(operator, inputs, group, arguments["root_rank"])
-            if sent is not None:
-                return partial(_copy, outputs, sent if operator == "broadcast_" else [sent[group.rank()]])
-        elif not outputs or operator == "send":
+        if not outputs or operator == "send":
             return None
+        sent = self._send(operator, arguments, group) if operator in SENT else None
+        if sent is not None:
+            return partial(_write, zip(outputs, sent[group.rank() :] if operator == "scatter_" else sent, strict=False))
         if group.size() > 1:
-            place = place_of(users_frame()) or "unknown"
-            self._job.unknown.append(f"{operator.strip('_')} at {place}")
-        return partial(self._assume, outputs, inputs, is_unknown=group.size() > 1)
+            self._job.unknown.append(f"{operator.strip('_')} at {place_of(users_frame()) or 'unknown'}")
+        agreed = agreed_values(operator, arguments, group.size(), group.rank())
+        changes = outputs if self._job.is_perturbed and group.size() > 1 else ()
+        return partial(_write, chain(agreed, ((one, _perturbed(one)) for one in changes)))
 
-    def _send(self, operator: str, inputs: list[Tensor], group: Any, root: int) -> list[Tensor] | None:
-        """Return the values of the rank `root` of the group, or None if it did not run before this one."""
+    def _send(self, operator: str, arguments: dict[str, Any], group: Any) -> list[Tensor] | None:
+        """Return the values of the root of a collective, or None if it did not run before this rank."""
+        root, sent = arguments["root_rank"], list(tensors_in(arguments[SENT[operator]]))
         file = self._next_file(group, operator, root)
         perturbed = file.with_suffix(".perturbed")
         if group.rank() == root:
             if group.size() > 1:
-                torch.save(inputs, perturbed if self._job.is_perturbed else file)
-            return inputs
+                torch.save(sent, perturbed if self._job.is_perturbed else file)
+            return sent
         if not file.exists():
             return None
         found: list[Tensor] = torch.load(perturbed if self._job.is_perturbed and perturbed.exists() else file)
@@ -116,18 +120,11 @@ class FileMessages(Channels):
         channel = self._channel(group, kind, root, TO_ALL)
         return self._job.folder / hashlib.sha256(repr((channel, self._next(channel))).encode()).hexdigest()
 
-    def _assume(self, outputs: list[Tensor], inputs: list[Tensor], is_unknown: bool) -> None:
-        _copy(outputs, _repeated(inputs, outputs))
-        if is_unknown and self._job.is_perturbed:
-            _copy(outputs, map(_perturbed, outputs))
 
-
-def _repeated(inputs: list[Tensor], outputs: list[Tensor]) -> Iterable[Tensor]:
-    """Yield values for the outputs: the inputs, as often as they fit."""
-    sources = inputs if len(inputs) == len(outputs) else [torch.cat([one.reshape(-1) for one in inputs])] * len(outputs)
-    for output, source in zip(outputs, sources, strict=True):
-        count = -(-output.numel() // max(1, source.numel()))
-        yield source.reshape(-1).repeat(count)[: output.numel()]
+def _write(results: Iterable[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad(), without_our_keys():
+        for output, value in results:
+            output.copy_(value.view_as(output))
 
 
 def _perturbed(values: Tensor) -> Tensor:
@@ -136,10 +133,3 @@ def _perturbed(values: Tensor) -> Tensor:
         return ~values
     changed = values + 1
     return changed.where(changed.isfinite() & (changed != values), values.eq(0).to(values.dtype))
-
-
-def _copy(outputs: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    with torch.no_grad(), without_our_keys():
-        for output, value in zip(outputs, values, strict=True):
-            if output is not value:
-                output.copy_(value.view_as(output))

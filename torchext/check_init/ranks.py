@@ -125,6 +125,8 @@ def _become(job: Job) -> None:
 
 
 def _world_of(job: Job) -> World:
-    store, recorder, messages = torch._C._distributed_c10d.HashStore(), Recorder(traces_lines=False), FileMessages(job)
+    world = World(job.size, job.rank, job.size, None, torch._C._distributed_c10d.HashStore(), Recorder(False))
+    world.is_real = True
+    world.messages = messages = FileMessages(job)
     ranks.agrees_on = messages.agrees_on
-    return World(job.size, job.rank, job.size, None, store, recorder, is_real=True, messages=messages)
+    return world

@@ -35,42 +35,30 @@ class Job:
         recorder: Records collectives.
         is_real: Whether tensors are real. Then they are on the CPU, which groups of all backends serve, and
             `init_process_group()` keeps the default group, which a mesh may already use.
-        messages: The messages between ranks; None if this rank runs alone, and in processes that it has forked.
         has_own_group: Whether the default process group was made by the world, not by the program.
         ignores_compilers: Whether the program has called `torch.compile()`, without effect.
         when_left: Callbacks for the end of the block.
     """
 
-    def __init__(
-        self,
-        size: int,
-        rank: int,
-        per_node: int,
-        gpu: FakeGPU | None,
-        store: Any,
-        recorder: Any,
-        *,
-        is_real: bool = False,
-        messages: Any = None,
-    ) -> None:
+    def __init__(self, size: int, rank: int, per_node: int, gpu: FakeGPU | None, store: Any, recorder: Any) -> None:
         self.size = size
         self.rank = rank
         self.per_node = per_node
         self.gpu = gpu
         self.store = store
         self.recorder = recorder
-        self.is_real = is_real
+        self.is_real = False
         self.has_own_group = False
         self.ignores_compilers = False
         self._remarks: dict[str, dict[str, None]] = {}
         self._launches: Counter[str] = Counter()
         self.when_left: ExitStack = ExitStack()
-        self._messages: Any = messages
+        self._messages: Any = None
         self._process = os.getpid()
 
     @property
     def messages(self) -> Any:
-        """See above."""
+        """The messages between ranks; None if this rank runs alone, and in processes that it has forked."""
         return self._messages if self._process == os.getpid() else None
 
     @messages.setter

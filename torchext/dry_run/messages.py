@@ -327,6 +327,7 @@ def _broadcast_coalesced(original: Function, /, *args: Any, **kwargs: Any) -> An
 # Programs send small numbers so that ranks agree: whether a rank has found an infinity, how many tokens a batch has,
 # how many of them go to each expert. So a sum is the value times the size of the group, a maximum is the value itself,
 # and a gathered tensor repeats it, as collectives of objects do. The results are assumed values, not known ones.
+# `check_init()` writes them into real tensors.
 
 
 Values = list[tuple[Tensor, Tensor]]
@@ -356,8 +357,9 @@ def agreed_values(operator: str, arguments: dict[str, Any], size: int, rank: int
 
 
 def _value(tensor: Tensor) -> Tensor | None:
-    value = _C.assumed_value(tensor)
-    return None if value is None else value.clone()
+    world = current()
+    value = tensor if world is not None and world.is_real else _C.assumed_value(tensor)
+    return None if value is None else value.detach().clone()
 
 
 def _reduced(value: Tensor | None, reduction: str, size: int) -> Tensor | None:
