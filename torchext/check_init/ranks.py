@@ -82,8 +82,7 @@ def _run(job: Job, function: Callable[[Job], object], sender: Connection, parent
     os.dup2(2, 1)  # the output of the program must not mix with the report
     result: tuple[bool, object]
     try:
-        _become(job)
-        world = _world_of(job)
+        world = _become(job)
         with being_rank_of(world), communicating(world, "gloo"):
             world.store.set_timeout(PATIENCE)  # `init_process_group()` has set another one
             result = True, function(job)
@@ -113,8 +112,8 @@ def _traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
 
 
-def _become(job: Job) -> None:
-    """Give this process the state of a new one."""
+def _become(job: Job) -> World:
+    """Give this process the state of a new one. Return its world."""
     if job.rank > 0 or job.size == 1:
         warnings.simplefilter("ignore")  # rank 0 has shown them
     torch.set_num_threads(1)  # the OpenMP threads of the parent do not exist after fork
@@ -122,9 +121,6 @@ def _become(job: Job) -> None:
     random.seed(job.rank + 1 if job.size > 1 else 0)  # new processes have different seeds in Python and NumPy
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(random.getrandbits(32))
-
-
-def _world_of(job: Job) -> World:
     world = World(job.size, job.rank, job.size, None, torch._C._distributed_c10d.HashStore(), Recorder(False))
     world.is_real = True
     world.messages = messages = FileMessages(job)

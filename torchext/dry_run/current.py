@@ -105,6 +105,8 @@ def _listed(places: Iterable[str]) -> str:
 
 
 while_world_is_open: Lease = Lease("a block of torchext.dry_run.world() is open")
+# `check_init()` shares only patches that do not depend on fakes. For example, PyTorch's own collectives of objects send
+# real tensors, whose values it has, and `torch.compile()` can run on the CPU.
 while_rank_is_alone: Lease = Lease("a block of torchext.dry_run.world() is open, or check_init() runs a rank")
 
 _open: list[Job] = []
@@ -117,11 +119,7 @@ def current() -> Job | None:
 
 @contextmanager
 def being_rank_of(world: Job, *, is_launched: bool = True) -> Iterator[None]:
-    """Make this process the rank of `world` in the block, with its environment and functions that do not wait.
-
-    Args:
-        world: The world to open.
-        is_launched: Whether to set the environment variables of torchrun, or to remove them.
+    """Make this process the rank of `world` in the block, with the variables of torchrun, or without if not launched.
 
     Raises:
         RuntimeError: Another world is open.

@@ -30,15 +30,7 @@ from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
 from .current import Job, current, while_rank_is_alone
 
-__all__ = [
-    "NCCL_TIMEOUT",
-    "NCCL_VERSION",
-    "ProcessGroupNCCL",
-    "SingleRankStore",
-    "check",
-    "communicating",
-    "names_of_nccl",
-]
+__all__ = ["NCCL_TIMEOUT", "NCCL_VERSION", "SingleRankStore", "check", "communicating", "names_of_nccl"]
 
 
 # ---- Names that a PyTorch without NCCL lacks, and that programs and PyTorch itself use
@@ -175,8 +167,7 @@ while_rank_is_alone.replaces(torch.cuda.nccl, "version", reason="calls NCCL, whi
 def _new_process_group_helper(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs)
     backend = given.arguments["backend"]
-    world = current()
-    is_real = world is not None and world.is_real
+    is_real = (world := current()) is not None and world.is_real
     served = ["cpu"] if is_real else BackendConfig(Backend(backend)).get_device_backend_map()
     given.arguments["backend"] = Backend(",".join(f"{device}:{Backend.FAKE}" for device in served))
     # These are for NCCL communicators.
@@ -299,17 +290,13 @@ def _separate_meshes() -> Iterator[None]:
 
 
 def _clear(tracker: Any) -> None:
-    clear_mesh_caches()
-    random: Any = sys.modules.get("torch.distributed.tensor._random")
-    if random is not None:
-        random._rng_tracker = tracker  # tracks the generators of the devices of a mesh
-
-
-def clear_mesh_caches() -> None:
-    """Clear the caches of DTensor's sharding propagation.
+    """Set the tracker of the generators of a mesh's devices, and clear the caches of DTensor's sharding propagation.
 
     Their results are on a mesh that equals that of the call, but may belong to another world, whose groups are gone.
     """
+    random: Any = sys.modules.get("torch.distributed.tensor._random")
+    if random is not None:
+        random._rng_tracker = tracker
     tensor: Any = sys.modules.get("torch.distributed.tensor._api")
     if tensor is None:
         return

@@ -29,7 +29,7 @@ from .current import current, while_rank_is_alone
 from .messages import agreed_values
 from .process_groups import check
 
-__all__ = ["GIVEN", "RECEIVED", "CollectiveListener", "ModuleNames", "Overlaps", "Recorder", "place_here"]
+__all__ = ["RECEIVED", "CollectiveListener", "ModuleNames", "Overlaps", "Recorder", "place_here"]
 
 
 # ---- The operators that may run on a GPU while a collective runs
