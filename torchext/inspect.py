@@ -14,8 +14,9 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from . import _C
+from .internals.document import Document, Table
 from .internals.leases import leases
-from .internals.text import Column, Items, Table, plain
+from .internals.text import Items, plain
 
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
@@ -56,7 +57,7 @@ class RouteStep:
         return self.turn != "skipped" and self.origin != "none"
 
 
-class Route(Items[RouteStep]):
+class Route(Document, Items[RouteStep]):
     """The dispatch keys that a call visits, in order. Prints as a table."""
 
     def __init__(self, operator: str, steps: Sequence[RouteStep]) -> None:
@@ -73,12 +74,8 @@ class Route(Items[RouteStep]):
         """The keys whose kernels run."""
         return tuple(step.key for step in self._items if step.runs)
 
-    def __str__(self) -> str:
-        return "\n".join([self._operator, *_table([_row(step) for step in self._items])])
-
-    def _repr_html_(self) -> str:
-        columns = list(map(Column, (self._operator, "kernel", "turn", "comment")))
-        return Table(columns, map(_row, self._items))._repr_html_()
+    def _parts(self) -> list[Table]:
+        return [Table((self._operator, "kernel", "turn", "comment"), map(_row, self._items))]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the operator and the steps as plain values."""
@@ -90,13 +87,6 @@ def _row(step: RouteStep) -> tuple[str, ...]:
     if step.is_python:
         kernel += " (Python)"
     return step.key, kernel, step.turn, step.comment or PurePath(step.source).name
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def route(
@@ -120,11 +110,12 @@ def route(
 
     Example:
         >>> print(route(torch.ops.aten.add_.Tensor, torch.ones(2), 1))
-        aten::add_.Tensor
-          AutogradCPU      Autograd  passes on  VariableType_8.cpp:9410
-          ADInplaceOrView  kernel    passes on  ADInplaceOrViewType_0.cpp:5032
-          BackendSelect    fallback  skipped    BackendSelectFallbackKernel.cpp:3
-          CPU              kernel    computes   RegisterCPU_0.cpp:1297
+        aten::add_.Tensor  kernel    turn       comment
+        -----------------  --------  ---------  ---------------------------------
+        AutogradCPU        Autograd  passes on  VariableType_8.cpp:9410
+        ADInplaceOrView    kernel    passes on  ADInplaceOrViewType_0.cpp:5032
+        BackendSelect      fallback  skipped    BackendSelectFallbackKernel.cpp:3
+        CPU                kernel    computes   RegisterCPU_0.cpp:1297
     """
     name, overload_name = _resolve(op, args, kwargs)
     operator = f"{name}.{overload_name}" if overload_name else name
@@ -169,7 +160,7 @@ def _resolve_overload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 @dataclass(frozen=True)
-class TensorState:
+class TensorState(Document):
     """The state of a tensor for the dispatcher and autograd, without its shape and values. Prints as a table."""
 
     keys: tuple[str, ...]
@@ -194,14 +185,9 @@ class TensorState:
     `DEFAULT`, `NO_GRAD_MODE`, `INFERENCE_MODE`, `MULTI_OUTPUT_NODE`, `IN_CUSTOM_FUNCTION`. All but the first restrict
     writing in place. None for other tensors."""
 
-    def _rows(self) -> list[tuple[str, str]]:
-        return [(field.name, _cell(getattr(self, field.name))) for field in fields(self)]
-
-    def __str__(self) -> str:
-        return "\n".join(["tensor state", *_table(self._rows())])
-
-    def _repr_html_(self) -> str:
-        return Table([Column("tensor state"), Column("")], self._rows())._repr_html_()
+    def _parts(self) -> list[Table]:
+        rows = [(field.name, _cell(getattr(self, field.name))) for field in fields(self)]
+        return [Table(("tensor state", ""), rows)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""

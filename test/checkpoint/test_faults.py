@@ -150,7 +150,7 @@ def test_complete_checkpoint_is_not_written_again(eager: dict[str, bytes], tmp_p
 def test_full_disk_is_detected_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil._ntuple_diskusage(10**6, 10**6, 1000)  # type: ignore[attr-defined]
     monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(OSError, match=r"No space left on device: 3.4 MiB needed, 1000 B free") as caught:
+    with pytest.raises(OSError, match=r"No space left on device: 3.44 MiB needed, 1000 B free") as caught:
         save_safetensors(deferred_init(four_files), tmp_path / "out", **SIZES)
     assert caught.value.errno == errno.ENOSPC
     assert files(tmp_path / "out") == {}

@@ -191,7 +191,7 @@ def test_memory_is_bounded(construct: Callable[[], nn.Module], max_memory: int, 
 
 def test_insufficient_memory_is_reported_before_writing(tmp_path: Path) -> None:
     model = deferred_init(lambda: nn.ParameterDict({"w": nn.init.orthogonal_(torch.empty(800, 800))}))
-    with pytest.raises(MemoryError, match=r"`w` of shape \(800, 800\) takes .* MiB, .*`max_memory` is 4.0 MiB"):
+    with pytest.raises(MemoryError, match=r"`w` of shape \(800, 800\) takes .* MiB, .*`max_memory` is 4.00 MiB"):
         save_safetensors(model, tmp_path / "out", max_memory="4MiB")
     assert not (tmp_path / "out").exists()
     save_safetensors(model, tmp_path / "out", max_memory="64MiB")
@@ -226,7 +226,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unit": ({"max_memory": "3 apples"}, ValueError, "`max_memory` expects a size such as '5GB' or '1GiB'"),
     "nothing": ({"max_shard_size": 0}, ValueError, "`max_shard_size` must be larger than 0"),
     "type": ({"max_shard_size": 1.5}, TypeError, "`max_shard_size` expects a number of bytes or a size .* got float"),
-    "too little": ({"max_memory": "1KiB"}, ValueError, "`max_memory` was expected to be at least 4.0 MiB"),
+    "too little": ({"max_memory": "1KiB"}, ValueError, "`max_memory` was expected to be at least 4.00 MiB"),
     "name of a dtype": ({"dtype": "bfloat16"}, TypeError, r"got 'bfloat16'\. Did you mean torch\.bfloat16\?"),
     "dtype": ({"dtype": torch.int8}, TypeError, "`dtype` was expected to be floating point or complex"),
     "metadata": ({"metadata": {"step": 3}}, TypeError, "`metadata` was expected to have strings only, but .*'step': 3"),
@@ -268,7 +268,7 @@ def test_plan_is_what_is_written(tmp_path: Path) -> None:
     found = json.loads(json.dumps(plan.to_dict()))
     assert {file["file"]: file["bytes"] for file in found["files"]} == written
     assert plan.nbytes == found["bytes"] == sum(written.values())
-    assert repr(plan) == f"CheckpointPlan(2 files, 16.5 KiB, in {str(tmp_path / 'model')!r})"
+    assert repr(plan) == f"CheckpointPlan(2 files, 16.46 KiB, in {str(tmp_path / 'model')!r})"
     assert str(plan).splitlines()[0].split() == ["file", "tensors", "bytes"]
     assert "<td>model-00001-of-00002.safetensors</td>" in plan._repr_html_()
 

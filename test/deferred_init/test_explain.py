@@ -136,13 +136,13 @@ return %7""",
         self.assertExpectedInline(
             summary(module),
             """\
-module  class        parameters    bytes  state
-------  -----------  ----------  -------  --------------------
-(self)  Model                 0  2.0 KiB  deferred, fake
-body.0  Linear              272  1.1 KiB  deferred
-body.2  BatchNorm1d          32    264 B  deferred, real
-head    Linear              256  1.0 KiB  deferred
-total                       304  3.3 KiB  deferred, fake, real""",
+module  class        parameters     bytes  state
+------  -----------  ----------  --------  --------------------
+(self)  Model                 0  2.00 KiB  deferred, fake
+body.0  Linear              272  1.06 KiB  deferred
+body.2  BatchNorm1d          32     264 B  deferred, real
+head    Linear              256  1.00 KiB  deferred
+total                       304  3.32 KiB  deferred, fake, real""",
         )
 
     def test_summary_of_a_module_without_tensors(self) -> None:

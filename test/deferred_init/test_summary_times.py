@@ -66,7 +66,7 @@ def test_bytes_of_operators_are_those_that_they_write() -> None:
         return module
 
     _, operators = tables(summary(deferred_init(build), time="predicted"))
-    assert {row[0]: row[2] for row in operators[1:]} == {"aten::uniform_": "16.0 KiB", "aten::zero_": "4.0 KiB"}
+    assert {row[0]: row[2] for row in operators[1:]} == {"aten::uniform_": "16.00 KiB", "aten::zero_": "4.00 KiB"}
 
 
 def test_prediction_runs_nothing() -> None:

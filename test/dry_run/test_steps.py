@@ -271,7 +271,7 @@ def test_collectives_are_listed_by_phase(run: Run) -> None:
         ("after step 4", "broadcast", 1, 1024),
     ]
     assert re.search(
-        r"^  step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_report(report.to_dict(), 8), re.MULTILINE
+        r"^step 1 to 3, each +world +8 +allreduce +2 +2.00 KiB", text_report(report.to_dict(), 8), re.MULTILINE
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
 __all__ = ["RankText", "ranks_in"]
 
+RULE = re.compile(r"^-+(  -+)*$")
 HEADING = re.compile(r"^rank (\d+) of (\d+): (.*)$")
 
 
@@ -52,21 +54,15 @@ def _has_second(phase: str) -> bool:
 def ranks_in(text: str) -> list[RankText]:
     """Find the reports in the output of the command, after the output of the program."""
     found: list[RankText] = []
-    title = ""
-    columns: list[tuple[int, str]] = []
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
         heading = HEADING.match(line)
         if heading:
             found.append(RankText(int(heading[1]), int(heading[2]), heading[3]))
-            title = ""
-        elif not found:
-            continue
-        elif line and not line.startswith(" "):
-            title, columns = line, []
-        elif title and line.strip() and not columns:
-            columns = [(name.start(), name[0]) for name in re.finditer(r"\S+(?: \S+)*", line)]
-        elif title and line.strip():
-            ends = [start for start, _ in columns[1:]] + [len(line)]
-            cells = {name: line[start:end].strip() for (start, name), end in zip(columns, ends, strict=True)}
-            found[-1].tables.setdefault(title, []).append(cells)
+        elif found and RULE.match(line):
+            spans = [slice(*one.span()) for one in re.finditer("-+", line)]
+            names = [lines[i - 1][span].strip() for span in spans]
+            rows = itertools.takewhile(bool, lines[i + 1 :])
+            cells = ({name: row[span].strip() for name, span in zip(names, spans, strict=True)} for row in rows)
+            found[-1].tables.setdefault(lines[i - 2], []).extend(cells)
     return found

@@ -523,7 +523,7 @@ class TestReports:
             tensor = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
         fragmentation = memory.peak_allocated().fragmentation
         assert fragmentation == 15 * MIB  # the segment has 20 MiB
-        assert re.search(r" 15\.00 MiB +fragmentation", memory.report())
+        assert re.search(r"^fragmentation +15\.00 MiB$", memory.report(), re.MULTILINE)
         del tensor
 
 

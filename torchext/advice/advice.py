@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from textwrap import indent
 from typing import Any
 
 from ..descriptions import UNLIMITED, FakeGPU
-from ..internals.text import Column, Table
-from ..memory.plots import in_units
+from ..internals.document import Code, Column, Document, Part, Table
+from ..internals.text import in_units
 from .remedies import Accumulate, Checkpoint, Numerics, Remedy
 
 __all__ = ["Advice", "Outcome", "outcome_on"]
@@ -105,7 +104,7 @@ def outcome_on(gpu: FakeGPU, run: Callable[[FakeGPU], Outcome]) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Document):
     """The answer of `advise()`. True in conditions if a simulated combination fits. Prints as tables.
 
     Attributes:
@@ -177,23 +176,20 @@ class Advice:
             if len(one.remedies) == 1 and (not isinstance(only := one.remedies[0], Checkpoint) or only.is_full)
         )
 
-    def table(self, outcomes: Iterable[Outcome]) -> Table:
+    def table(self, outcomes: Iterable[Outcome], title: str = "") -> Table:
         """Return a table of runs, with the differences from the unchanged program."""
-        size = Column("", in_units, is_number=True)
-        columns = [
-            *(Column("remedies"), size._replace(name="reserved"), Column("change", is_number=True)),
-            *(size._replace(name="allocated"), Column("FLOPs", is_number=True)),
-            *(size._replace(name="to host"), size._replace(name="sent"), Column("values"), Column("fits")),
-        ]
-        rows = [self._row(one) for one in outcomes]
-        shown = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
-        return Table([columns[i] for i in shown], ([row[i] for i in shown] for row in rows))
+        columns = (
+            *("remedies", Column("reserved", in_units), Column("change", CHANGE), Column("allocated", in_units)),
+            *(Column("FLOPs", CHANGE, is_optional=True), Column("to host", in_units, is_optional=True)),
+            *(Column("sent", in_units, is_optional=True), "values", "fits"),
+        )
+        return Table(columns, map(self._row, outcomes), title)
 
     def _row(self, one: Outcome) -> tuple[Any, ...]:
         base = self.baseline
         return (
-            *(one.name, one.peak_reserved, _ratio_text(one.peak_reserved, base.peak_reserved), one.peak_allocated),
-            None if None in (one.flops, base.flops) else _ratio_text(one.flops or 0, base.flops or 0),
+            *(one.name, one.peak_reserved, _percent(one.peak_reserved, base.peak_reserved), one.peak_allocated),
+            None if None in (one.flops, base.flops) else _percent(one.flops or 0, base.flops or 0),
             *((one.pinned - base.pinned) or None, (one.bytes_sent - base.bytes_sent) or None),
             *("same" if one.numerics is Numerics.EXACT else one.numerics.name.lower(), "yes" * self.meets(one) or "no"),
         )
@@ -201,16 +197,15 @@ class Advice:
     def __bool__(self) -> bool:
         return self.solution is not None
 
-    def __str__(self) -> str:
-        tables = [("One remedy", self.table((self.baseline, *self.singles)))]
+    def _parts(self) -> Iterator[Part]:
+        yield self._answer()
+        yield self.table((self.baseline, *self.singles), "One remedy")
         if len(self.trade_offs) > 1:
-            tables.append(("Least memory for the operations of a step", self.table(self.trade_offs)))
-        parts = [self._answer(), *(f"{title}\n{table}" for title, table in tables)]
-        if self.failed:
-            parts.append("\n".join(f"Not possible: {one.name}: {one.error}" for one in self.failed))
+            yield self.table(self.trade_offs, "Least memory for the operations of a step")
+        yield "\n".join(f"Not possible: {one.name}: {one.error}" for one in self.failed)
         if self.solution is not None and self.solution.remedies:
-            parts.append(f"To apply {self.solution.name}:\n\n{indent(self.solution.snippet, ' ' * 4)}")
-        return "\n\n".join(parts)
+            yield f"To apply {self.solution.name}:"
+            yield Code(self.solution.snippet)
 
     def _answer(self) -> str:
         need = f"The program reserves {in_units(self.baseline.peak_reserved)}; the limit is {in_units(self.limit)}"
@@ -225,7 +220,7 @@ class Advice:
             lines.append("It fits without changes.")
         else:
             is_counted = None not in (found.flops, self.baseline.flops)
-            flops = _ratio_text(found.flops or 0, self.baseline.flops or 0)
+            flops = CHANGE(_percent(found.flops or 0, self.baseline.flops or 0))
             lines.append(
                 f"The cheapest combination that fits reserves {in_units(found.peak_reserved)}"
                 f"{f', with {flops} operations' if is_counted else ''}: {found.name}."
@@ -237,10 +232,6 @@ class Advice:
     def __repr__(self) -> str:
         found = "no solution" if self.solution is None else self.solution.name
         return f"<Advice: {found}, {len(self.outcomes)} runs>"
-
-    def _repr_html_(self) -> str:
-        shown = [self.baseline, *self.singles, *self.trade_offs, *([self.solution] if self.solution else [])]
-        return self.table(dict.fromkeys(shown))._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the runs as builtin types, for JSON."""
@@ -256,6 +247,9 @@ class Advice:
         }
 
 
-def _ratio_text(value: int, base: int) -> str:
+CHANGE = "{:+.1f} %".format
+
+
+def _percent(value: int, base: int) -> float:
     """Return the change of a value in percent."""
-    return f"{100 * (value - base) / base:+.1f} %" if base else "+0.0 %"
+    return 100 * (value - base) / base if base else 0.0

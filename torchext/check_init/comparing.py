@@ -25,6 +25,7 @@ from ..deferred_init.recording import Recording
 from ..descriptions import parse_mesh
 from ..dry_run.current import while_rank_is_alone
 from ..errors import RankFailedError
+from ..internals.document import Document
 from ..internals.held_tensors import parts_of
 from ..internals.text import Items, plain
 from .engines import Plan, apply_engine, check_engine, initialize_meta
@@ -129,7 +130,7 @@ class MeshCheck:
         return "\n".join(lines)
 
 
-class InitCheck(Items[MeshCheck]):
+class InitCheck(Document, Items[MeshCheck]):
     """The results of `check_init()` for each mesh, which print as a report."""
 
     @property
@@ -142,8 +143,8 @@ class InitCheck(Items[MeshCheck]):
         """Whether any tensor differs. Tensors that are not comparable do not count."""
         return any(check.is_different for mesh in self for check in mesh.checks)
 
-    def __str__(self) -> str:
-        return "\n".join(map(str, self))
+    def _parts(self) -> list[str]:
+        return ["\n".join(map(str, self))]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as builtin types, for JSON."""

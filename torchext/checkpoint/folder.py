@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import CheckpointError
-from ..internals.text import readable
+from ..internals.text import in_units
 
 __all__ = ["Folder", "IncompleteFile"]
 
@@ -41,7 +41,7 @@ class IncompleteFile:
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                     raise OSError(
-                        error.errno, f"{os.strerror(error.errno or 0)}: {readable(size)} for {self.path.name}"
+                        error.errno, f"{os.strerror(error.errno or 0)}: {in_units(size)} for {self.path.name}"
                     ) from error
 
     def write(self, content: memoryview, at: int) -> None:
@@ -199,7 +199,7 @@ class Folder:
         if needed > free:
             raise OSError(
                 errno.ENOSPC,
-                f"{os.strerror(errno.ENOSPC)}: {readable(needed)} needed, {readable(free)} free",
+                f"{os.strerror(errno.ENOSPC)}: {in_units(needed)} needed, {in_units(free)} free",
                 os.fspath(self.path),
             )
 

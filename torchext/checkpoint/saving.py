@@ -22,8 +22,9 @@ from torch.nn import Module
 from typing_extensions import Self
 
 from .. import _C
+from ..internals.document import Column, Table
 from ..internals.held_tensors import shows_all
-from ..internals.text import Column, Table, bytes_of, progress_bar, readable
+from ..internals.text import bytes_of, in_units, progress_bar
 from .contents import SUFFIX, Contents, PlannedFile, PlannedFiles, plan_files, state_of
 from .folder import Folder, IncompleteFile
 
@@ -77,15 +78,14 @@ class CheckpointPlan(NamedTuple):
         return [path.name for path in self.place.iterdir() if related.fullmatch(path.name) and path.name not in own]
 
     def _table(self) -> Table:
-        columns = [Column("file"), Column("tensors", is_number=True), Column("bytes", readable, is_number=True)]
         rows = [(file.name, len(file.header.places), file.header.file_size) for file in self.files.files]
-        return Table(columns, rows)
+        return Table(("file", "tensors", Column("bytes", in_units)), rows)
 
     def __str__(self) -> str:
         return str(self._table())
 
     def __repr__(self) -> str:
-        return f"CheckpointPlan({len(self.files.files)} files, {readable(self.nbytes)}, in {str(self.place)!r})"
+        return f"CheckpointPlan({len(self.files.files)} files, {in_units(self.nbytes)}, in {str(self.place)!r})"
 
     def _repr_html_(self) -> str:
         return self._table()._repr_html_()
@@ -160,7 +160,7 @@ def write_plan(plan: CheckpointPlan, progress: bool, resume: bool) -> None:
         logger.info(
             "Writing %d files of %s to %s; %d are complete.",
             len(sizes),
-            readable(plan.nbytes),
+            in_units(plan.nbytes),
             plan.place,
             len(complete),
         )
@@ -191,8 +191,8 @@ def plan_checkpoint(
     budget = Budget(bytes_of(max_memory, "max_memory"))
     if budget.max_memory < LEAST_MEMORY:
         raise ValueError(
-            f"`max_memory` was expected to be at least {readable(LEAST_MEMORY)}, but it is "
-            f"{readable(budget.max_memory)}."
+            f"`max_memory` was expected to be at least {in_units(LEAST_MEMORY)}, but it is "
+            f"{in_units(budget.max_memory)}."
         )
     target = Path(path)
     check_target(target)
@@ -389,8 +389,8 @@ def cut(name: str, tensor: torch.Tensor, dtype: torch.dtype, budget: Budget) -> 
         return Pieces(tensor, dtype, size, nbytes, of_part)
     needed = min(whole, of_part) + budget.beside_computing
     raise MemoryError(
-        f"Computing `{name}` of shape {tuple(tensor.shape)} takes {readable(needed)}, because not all of its operators "
-        f"can be computed in parts, but `max_memory` is {readable(budget.max_memory)}. Increase it, or materialize "
+        f"Computing `{name}` of shape {tuple(tensor.shape)} takes {in_units(needed)}, because not all of its operators "
+        f"can be computed in parts, but `max_memory` is {in_units(budget.max_memory)}. Increase it, or materialize "
         "this tensor first. explain() lists its operators."
     )
 

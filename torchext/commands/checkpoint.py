@@ -26,7 +26,7 @@ from ..checkpoint.saving import LEAST_MEMORY, Plan, check_target, plan_checkpoin
 from ..deferred_init import deferred_init, is_deferred
 from ..deferred_init.summaries import timed_operators
 from ..internals import terminal
-from ..internals.text import bytes_of, readable
+from ..internals.text import bytes_of, in_units
 from .flags import FAILED, MisuseError, ProgramError, find_function, report_error
 
 __all__ = ["run"]
@@ -116,14 +116,14 @@ def _results(options: argparse.Namespace) -> dict[str, Any]:
     dtype = _dtype(options.dtype)
     max_shard_size, max_memory = _size(options, "max_shard_size"), _size(options, "max_memory")
     if max_memory < LEAST_MEMORY:
-        raise MemoryError(f"--max-memory: expected at least {readable(LEAST_MEMORY)}, got {options.max_memory}")
+        raise MemoryError(f"--max-memory: expected at least {in_units(LEAST_MEMORY)}, got {options.max_memory}")
     model = _model_of_transformers(options.hf) if options.hf else _function(options.function, options.args)
     source = _construct(model, options)
     if options.plan:
-        found = _describe(
-            plan_checkpoint(source, out, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype)
-        )
+        plan = plan_checkpoint(source, out, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype)
+        found = _describe(plan)
         if options.json != terminal.STDOUT:
+            print(plan, end="\n\n")
             _print(found, has_place=options.out is not None)
         return {"plan": found}
     shows_bar = not options.quiet and importlib.util.find_spec("tqdm") is not None
@@ -279,12 +279,10 @@ def _describe(plan: Plan) -> dict[str, Any]:
 
 
 def _print(plan: dict[str, Any], *, has_place: bool) -> None:
-    for file in plan["files"]:
-        print(f"{file['name']}  {file['tensors']} tensors  {readable(file['bytes'])}")
     if plan["index"] is not None:
-        print(plan["index"])
-    print(f"total      {readable(plan['bytes'])}{' in ' + plan['folder'] if has_place else ''}")
-    print(f"memory     {readable(plan['memory'])}, most of it for {plan['largest_tensor'] or 'no tensor'}")
+        print(f"index      {plan['index']}")
+    print(f"total      {in_units(plan['bytes'])}{' in ' + plan['folder'] if has_place else ''}")
+    print(f"memory     {in_units(plan['memory'])}, most of it for {plan['largest_tensor'] or 'no tensor'}")
     print(f"computing  {plan['seconds_computing']:.1f} s")
     if plan["seconds_writing"] is None:
         print("writing    unknown: the folder does not exist")

@@ -22,7 +22,7 @@ from ..internals.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..internals.imports import names_from
 from ..internals.leases import while_fakes_live
 from ..internals.source_lines import tracing
-from ..internals.text import progress_bar, readable
+from ..internals.text import in_units, progress_bar
 from . import ranks
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .recording import Recording, companions, state_of
@@ -287,7 +287,7 @@ class _Tensors(NamedTuple):
         with progress_bar(total) if progress else nullcontext() as step:
             _C.materialize(self.placed, others, _device(device), dtype, retain_graph, step)
         if is_logged:
-            logger.info("Materialized %s in %.3f s.", readable(total), time.perf_counter() - began)
+            logger.info("Materialized %s in %.3f s.", in_units(total), time.perf_counter() - began)
 
 
 def defer_again(obj: torch.Tensor | Module) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch.nn import Module
 
 from .. import _C
+from ..internals.document import Document, Table
 from ..internals.held_tensors import held_tensors
-from ..internals.text import Column, Items, Table, plain
+from ..internals.text import Items, plain
 
 __all__ = [
     "Explanation",
@@ -169,7 +170,7 @@ class Program:
         return f"%{number} as {text_of_tensor(tensor)}" + (f" at {tensor.offset}" if tensor.offset else "")
 
 
-class Explanation(Items[RecordedOperation]):
+class Explanation(Document, Items[RecordedOperation]):
     """Recorded operations, in the order in which they were recorded. Prints as a program, with a line for each."""
 
     def __init__(self, operations: Sequence[RecordedOperation], result: str) -> None:
@@ -179,13 +180,12 @@ class Explanation(Items[RecordedOperation]):
     def __str__(self) -> str:
         return "\n".join([*map(str, self._items), f"return {self._result}"])
 
-    def _repr_html_(self) -> str:
-        columns = map(Column, ("values", "call", "draws", "source"))
+    def _parts(self) -> list[Table]:
         rows = [
             (", ".join(map(str, one.writes)), one.call if one.runs else f"{one.call} (not run)", one.draws, one.source)
             for one in self
         ]
-        return Table(list(columns), rows)._repr_html_()
+        return [Table(("values", "call", "draws", "source"), rows)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the operations, and the expression of the result, as plain values."""

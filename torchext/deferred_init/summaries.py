@@ -17,8 +17,9 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import Self
 
 from .. import _C
+from ..internals.document import Column, Document, Table, as_html, as_text
 from ..internals.held_tensors import Held, held_tensors, storage_of
-from ..internals.text import Column, Items, Table, plain, readable
+from ..internals.text import Items, in_units, plain
 from .explanations import PlannedCall, Program, RecordedOperation
 
 __all__ = ["PlannedOperation", "ReplayPlan", "Summary", "TimedOperator", "plan", "summary", "timed_operators"]
@@ -28,14 +29,11 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms"
 
 
-BYTES = Column("bytes", readable, is_number=True)
-WHOLE = Column("of", readable, is_number=True)
-DURATIONS = tuple(Column(name, _milliseconds, is_number=True) for name in ("predicted", "measured"))
-COLUMNS = (
-    *(Column("module"), Column("class"), Column("parameters", "{:,}".format, is_number=True)),
-    *(BYTES, WHOLE, Column("state")),
-)
-OPERATORS = (Column("operator"), Column("calls", "{:,}".format, is_number=True), BYTES, *DURATIONS)
+BYTES = Column("bytes", in_units)
+DURATIONS = Column("predicted", _milliseconds), Column("measured", _milliseconds)
+PARAMETERS = Column("parameters", "{:,}".format)
+COLUMNS = ("module", "class", PARAMETERS, BYTES, Column("of", in_units, is_optional=True), "state")
+OPERATORS = ("operator", Column("calls", "{:,}".format), BYTES, *DURATIONS)
 
 Row = tuple[Any, ...]
 
@@ -48,7 +46,7 @@ class Summary(str):
 
     def __new__(cls, *tables: Table) -> Self:
         """Return the text of `tables`: of modules, and maybe of operators."""
-        text = super().__new__(cls, "\n\n".join(map(str, tables)))
+        text = super().__new__(cls, as_text(tables))
         text._tables = tables
         return text
 
@@ -59,7 +57,7 @@ class Summary(str):
         return type(self), self._tables
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in self._tables)
+        return as_html(self._tables)
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of the modules, the total last, and those of the operators.
@@ -111,11 +109,11 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> Sum
         raise ValueError(f'summary() takes False, True or "predicted" as `time`, but was given {time!r}.')
     held = _held_by_part(module)
     if not time:
-        return Summary(_without_empty_columns(COLUMNS, [(*names, *_figures(tensors)) for names, tensors in held]))
+        return Summary(Table(COLUMNS, [(*names, *_figures(tensors)) for names, tensors in held]))
     tensors = [item.tensor for _, items in held for item in items]
     operators = timed_operators(tensors, measured=time is True)
     modules = [(*names, *_figures(items), *_durations(_needed_by(items, operators))) for names, items in held]
-    tables = [_without_empty_columns(COLUMNS + DURATIONS, modules)]
+    tables = [Table((*COLUMNS, *DURATIONS), modules)]
     if operators:
         tables.append(Table(OPERATORS, _by_name(operators)))
     return Summary(*tables)
@@ -150,12 +148,6 @@ def _size_of_whole(held: Sequence[Held], nbytes: int) -> int | None:
     wholes = {id(item.whole): item.whole for item in parts}.values()
     own = dict(storage_of(item.tensor) for item in parts)
     return nbytes - sum(own.values()) + sum(whole.numel() * whole.element_size() for whole in wholes)
-
-
-def _without_empty_columns(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
-    """Return a table without the column of whole tensors if there are no shards."""
-    kept = [i for i, column in enumerate(columns) if column is not WHOLE or any(row[i] is not None for row in rows)]
-    return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _needed_by(held: Iterable[Held], operators: Iterable[TimedOperator]) -> list[TimedOperator]:
@@ -348,11 +340,11 @@ class PlannedOperation:
 
 
 def _note(memory: Memory, nbytes: int) -> str:
-    notes = {"in place": "in place", "taken over": "takes it over", "copy": f"a copy, {readable(nbytes)}"}
-    return notes.get(memory, readable(nbytes))
+    notes = {"in place": "in place", "taken over": "takes it over", "copy": f"a copy, {in_units(nbytes)}"}
+    return notes.get(memory, in_units(nbytes))
 
 
-class ReplayPlan(Items[PlannedOperation]):
+class ReplayPlan(Document, Items[PlannedOperation]):
     """The operators that a replay runs, in order. Prints as a program, with a line for each."""
 
     def __init__(self, operations: Sequence[PlannedOperation], peak: int, written: int) -> None:
@@ -363,11 +355,10 @@ class ReplayPlan(Items[PlannedOperation]):
         """The bytes that all operators write."""
 
     def __str__(self) -> str:
-        total = f"at most {readable(self.peak)} at one time, {readable(self.written)} written"
+        total = f"at most {in_units(self.peak)} at one time, {in_units(self.written)} written"
         return "\n".join([*map(str, self._items), total])
 
-    def _repr_html_(self) -> str:
-        columns = [*map(Column, ("values", "call", "way", "memory")), Column("bytes", readable, is_number=True)]
+    def _parts(self) -> list[Table]:
         rows = [
             (
                 ", ".join(map(str, one.operation.writes)),
@@ -378,7 +369,7 @@ class ReplayPlan(Items[PlannedOperation]):
             )
             for one in self
         ]
-        return Table(columns, rows)._repr_html_()
+        return [Table(("values", "call", "way", "memory", BYTES), rows)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the operators, and the bytes held at most and written in all, as plain values."""

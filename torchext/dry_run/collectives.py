@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..internals.text import Column, Table
-from ..memory.plots import in_units
+from ..internals.document import Column, Document, Part, Table
+from ..internals.text import in_units
 
 __all__ = [
     "Collective",
@@ -133,27 +133,19 @@ class GroupSummary:
         return asdict(self)
 
 
-class CollectiveSummary(list[GroupSummary]):
+class CollectiveSummary(Document, list[GroupSummary]):
     """The sums of `World.summary()`: a list that prints as a table."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rows as builtin types, for JSON."""
         return {"rows": [row.to_dict() for row in self]}
 
-    def _table(self) -> Table:
-        columns = [
-            *(Column("group"), Column("ranks", is_number=True), Column("operator"), Column("calls", is_number=True)),
-            *(Column("sent", in_units, is_number=True), Column("received", in_units, is_number=True)),
-        ]
-        return Table(columns, [tuple(row.to_dict().values())[:6] for row in self])
+    def _parts(self) -> list[Part]:
+        columns = ("group", "ranks", "operator", "calls", Column("sent", in_units), Column("received", in_units))
+        rows = [tuple(row.to_dict().values())[:6] for row in self]
+        return [Table(columns, rows)]
 
-    def __str__(self) -> str:
-        return str(self._table())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
+    __repr__ = Document.__str__
 
 
 def summarize(collectives: Iterable[Collective]) -> list[GroupSummary]:

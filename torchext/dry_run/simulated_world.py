@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from html import escape
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from ..fake.addresses import showing_addresses
 from ..fake.values import AssumedValue, AssumedValues, ValuePolicy, as_policy, assuming_values
 from ..internals.arguments import check_is_int
 from ..internals.calls import Block
+from ..internals.document import as_html
 from . import ddp_reducer, engines, placeholders, saving  # noqa: F401  (declare replacements)
 from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declare replacements)
 from .adapters.triton import triton_in_a_world
@@ -128,7 +128,7 @@ class World:
         return f"<World: rank {self.rank} of {self.size}, {gpu}, {counts}>"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self)[1:-1])}</p>{self.summary()._repr_html_()}"
+        return as_html([repr(self)[1:-1]]) + self.summary()._repr_html_()
 
     def __call__(self, function: Function) -> Function:
         """Decorate `function`. Each call has a new world."""

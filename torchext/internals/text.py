@@ -1,8 +1,7 @@
-"""Results, sizes, source lines and progress bars as text."""
+"""Results as plain values, and sizes, source lines and progress bars as text."""
 
 from __future__ import annotations
 
-import html
 import linecache
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,77 +11,21 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar, overload
 
 __all__ = [
-    "Column",
     "Items",
     "SourceLine",
-    "Table",
     "bytes_of",
     "code_at",
+    "in_units",
     "plain",
     "progress_bar",
-    "readable",
     "source_line",
 ]
 
 
-# ---- Result objects as tables and as plain values
+# ---- Result objects as sequences and as plain values
 
 
 T = TypeVar("T")
-
-
-class Column(NamedTuple):
-    """A column of a table: its name, the text of a value, and whether the text is aligned to the right."""
-
-    name: str
-    text: Callable[[Any], str] = str
-    is_number: bool = False
-
-
-class Table:
-    """A table that prints as text and shows as HTML in notebooks. A value of None is an empty cell.
-
-    Args:
-        columns: The columns.
-        rows: A value for each column.
-    """
-
-    def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
-        self.columns: tuple[Column, ...] = tuple(columns)
-        self.rows: tuple[tuple[Any, ...], ...] = tuple(map(tuple, rows))
-
-    def _texts(self) -> list[list[str]]:
-        return [
-            ["" if value is None else column.text(value) for column, value in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
-
-    def __str__(self) -> str:
-        lines = [[column.name for column in self.columns], *self._texts()]
-        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-        lines.insert(1, ["-" * width for width in widths])
-        return "\n".join("  ".join(map(self._aligned, self.columns, line, widths)).rstrip() for line in lines)
-
-    @staticmethod
-    def _aligned(column: Column, text: str, width: int) -> str:
-        return text.rjust(width) if column.is_number else text.ljust(width)
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(column.name)}</th>" for column in self.columns)
-        rows = ("".join(map(self._cell, self.columns, texts)) for texts in self._texts())
-        return (
-            f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
-        )
-
-    @staticmethod
-    def _cell(column: Column, text: str) -> str:
-        style = ' style="text-align: right"' if column.is_number else ""
-        return f"<td{style}>{html.escape(text)}</td>"
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """Return the rows, with their values by the names of the columns."""
-        names = [column.name for column in self.columns]
-        return [dict(zip(names, map(plain, row), strict=True)) for row in self.rows]
 
 
 class Items(Sequence[T]):
@@ -168,14 +111,14 @@ def bytes_of(size: int | str, name: str) -> int:
     return nbytes
 
 
-def readable(nbytes: int) -> str:
-    """Return a size in the largest unit that gives a number of at least 1."""
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
+def in_units(nbytes: int) -> str:
+    """Return `nbytes` with a unit, such as `1.50 GiB`."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
 
 
 # ---- Source lines

@@ -16,8 +16,8 @@ from ..descriptions import DEFAULT_VALUES, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, fake_mode, threads_inherit_blocks
 from ..fake.values import AssumedValue, ValuePolicy, as_policy, assuming_values
-from ..internals.text import Column, Table, plain
-from .plots import in_units
+from ..internals.document import Table, as_html
+from ..internals.text import in_units, plain
 from .tracking import TrackedMemory, track_memory
 
 __all__ = ["Fit", "MaxBatch", "check_types", "fits", "max_batch", "measure", "one_gpu"]
@@ -83,9 +83,9 @@ class Fit:
         return f"; values were assumed at {places} place{'s' if places > 1 else ''}" if places else ""
 
     def _repr_html_(self) -> str:
-        rows = [(name, in_units(getattr(self, name))) for name in ("peak_reserved", "peak_allocated")]
-        rows.append(("capacity", self._limit.removeprefix("of ")))
-        return Table([Column("fits"), Column("yes" if self.fits else "no", is_number=True)], rows)._repr_html_()
+        sizes = {"peak_reserved": self.peak_reserved, "peak_allocated": self.peak_allocated}
+        rows = [*zip(sizes, map(in_units, sizes.values()), strict=True), ("capacity", self._limit.removeprefix("of "))]
+        return as_html([Table(("fits", "yes" if self.fits else "no"), rows)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer, sizes in bytes, the error and the tracked memory as plain values."""

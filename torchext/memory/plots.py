@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..internals.text import Column, Table
+from ..internals.document import Column, Part, Table, as_html, as_text
+from ..internals.text import in_units
 from .timeline import Allocation, Category, MemoryState, summed
 
-__all__ = ["curve_of", "html_report", "in_units", "page_of", "plot", "report"]
+__all__ = [
+    "curve_of",
+    "html_report",
+    "in_units",
+    "page_of",
+    "plot",
+    "report",
+    "table_of_categories",
+    "table_of_tensors",
+]
 
 
 # ---- Memory reports
 
 
-def in_units(nbytes: int) -> str:
-    """Return `nbytes` with a unit, such as `1.50 GiB`."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
-
-
 def report(peak: MemoryState, reserved: int, allocations: list[Allocation], largest: int) -> str:
-    """Return the peak of a device by category and module, with the `largest` tensors.
+    """Return the peak of a device by category and module, with the `largest` tensors, as text.
 
     Args:
         peak: The state with the most allocated bytes.
@@ -37,63 +37,44 @@ def report(peak: MemoryState, reserved: int, allocations: list[Allocation], larg
         allocations: The allocations alive at the peak, the largest first.
         largest: The number of modules and tensors to list.
     """
-    by_module = summed(allocations, lambda allocation: allocation.holder)
-    lines = [
-        f"Peak memory of {peak.device}: {in_units(peak.allocated)} allocated, {in_units(reserved)} reserved",
-        "",
-        *_table([(category.label, nbytes) for category, nbytes in _sorted(peak.by_category)], peak.allocated),
-        f"  {in_units(peak.fragmentation):>12}           fragmentation (reserved and not in use)",
-        "",
-        "By module",
-        *_table(list(by_module.items())[:largest], peak.allocated),
-        "",
-        "Largest tensors",
-        *(
-            f"  {in_units(allocation.size):>12}  {allocation.category.label:<15}  {allocation.title}"
-            + (f"  ({allocation.line})" if allocation.line else "")
-            for allocation in allocations[:largest]
-        ),
-    ]
-    return "\n".join(lines)
+    return as_text(_document(peak, reserved, allocations, largest))
 
 
 def html_report(peak: MemoryState, reserved: int, allocations: list[Allocation]) -> str:
-    """Return the peak of a device by category and by module, as HTML tables."""
-    by_category = [(category.label, nbytes) for category, nbytes in _sorted(peak.by_category)]
-    by_module = list(summed(allocations, lambda allocation: allocation.holder).items())[:10]
-    tables = (
-        Table([Column(name), Column("bytes", in_units, is_number=True)], rows)._repr_html_()
-        for name, rows in (("category", by_category), ("module", by_module))
-    )
-    title = f"Peak memory of {peak.device}: {in_units(peak.allocated)} allocated, {in_units(reserved)} reserved"
-    return "".join([f"<p>{title}</p>", *tables])
+    """Return the same as HTML, with 10 modules and tensors."""
+    return as_html(_document(peak, reserved, allocations, 10))
 
 
-def _sorted(sums: Mapping[Category, int]) -> list[tuple[Category, int]]:
-    return sorted(((key, nbytes) for key, nbytes in sums.items() if nbytes), key=lambda item: -item[1])
+def _document(peak: MemoryState, reserved: int, allocations: list[Allocation], largest: int) -> Iterator[Part]:
+    yield f"Peak memory of {peak.device}: {in_units(peak.allocated)} allocated, {in_units(reserved)} reserved"
+    by_category = {category.label: nbytes for category, nbytes in peak.by_category.items() if nbytes}
+    yield table_of_categories(by_category, peak.allocated, peak.fragmentation)
+    sums, total = summed(allocations, lambda allocation: allocation.holder), max(peak.allocated, 1)
+    modules = [(nbytes, 100 * nbytes / total, name or "(outside of modules)") for name, nbytes in sums.items()]
+    yield Table((*SHARES, "module"), modules[:largest], "By module")
+    tensors = [(one.size, one.category.label, one.title, one.line or None) for one in allocations[:largest]]
+    yield table_of_tensors(tensors, "Largest tensors")
 
 
-def _table(rows: list[tuple[str, int]], total: int) -> list[str]:
-    return [
-        f"  {in_units(nbytes):>12}  {100 * nbytes / max(total, 1):5.1f} %  {name or '(outside of modules)'}"
-        for name, nbytes in rows
-    ]
+SHARES = Column("bytes", in_units), Column("share", "{:.1f} %".format)
+
+
+def table_of_categories(sums: Mapping[str, int], total: int, fragmentation: int, title: str = "") -> Table:
+    """Return the bytes of each category, the most first, and their shares of the allocated bytes."""
+    rows = [(name, nbytes, 100 * nbytes / max(total, 1)) for name, nbytes in sums.items()]
+    rows.sort(key=lambda row: -row[1])
+    return Table(("category", *SHARES), [*rows, ("fragmentation", fragmentation, None)], title)
+
+
+def table_of_tensors(rows: Iterable[tuple[int, str, str, str | None]], title: str) -> Table:
+    """Return a table of the bytes, the category, the name and the source line of tensors."""
+    return Table((SHARES[0], "category", "name", Column("line", is_optional=True)), rows, title)
 
 
 # ---- Plots of memory over time
 
 
 # From the bottom up: constant memory first, the most variable on top.
-ORDER = [
-    Category.PARAMETER,
-    Category.OPTIMIZER_STATE,
-    Category.GRADIENT,
-    Category.COMMUNICATION,
-    Category.INPUT,
-    Category.ACTIVATION,
-    Category.TEMPORARY,
-    Category.WORKSPACE,
-]
 COLORS = {
     Category.PARAMETER: "#4477aa",
     Category.OPTIMIZER_STATE: "#228833",
@@ -104,6 +85,7 @@ COLORS = {
     Category.TEMPORARY: "#ccbb44",
     Category.WORKSPACE: "#555555",
 }
+ORDER = list(COLORS)
 
 UNUSED = "not in use"
 COLOR_OF_UNUSED = "#eeeeee"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..descriptions import FakeGPU, PeakRates
-from ..internals.text import Column, Table
+from ..internals.document import Column, Document, Part, Table
 from ..memory.timeline import PINNED
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORWARD",
-    "HEADINGS",
     "HOST",
     "NOTES",
     "STEP",
@@ -28,8 +28,8 @@ __all__ = [
     "RankReport",
     "TimeBound",
     "json_report",
-    "operator_rows",
     "sentence",
+    "table_of_operators",
     "with_times_apart",
     "with_times_in_place",
 ]
@@ -271,7 +271,7 @@ class BoundingOperator:
 
 
 @dataclass(frozen=True)
-class TimeBound:
+class TimeBound(Document):
     """A lower bound of the time of a step. Prints as a sentence and a table.
 
     Attributes:
@@ -313,15 +313,9 @@ class TimeBound:
         rates = {name: value if value < float("inf") else None for name, value in asdict(self.rates).items()}
         return {**asdict(self), "rates": rates, "operators": [asdict(one) for one in self.operators]}
 
-    def _table(self) -> Table:
-        columns = [Column(name, is_number=name in ("time", "calls")) for name in HEADINGS]
-        return Table(columns, operator_rows(self.to_dict()))
-
-    def __str__(self) -> str:
-        return f"{sentence(self.to_dict(), 'step')}\n\n{self._table()}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{sentence(self.to_dict(), 'step')}</p>{self._table()._repr_html_()}"
+    def _parts(self) -> list[Part]:
+        bound = self.to_dict()
+        return [sentence(bound, "step"), table_of_operators(bound)]
 
 
 def sentence(bound: Any, unit: str) -> str:
@@ -332,10 +326,8 @@ def sentence(bound: Any, unit: str) -> str:
     return f"A {unit} takes at least {bound['seconds']:.3g} s ({parts}{network}){mfu}."
 
 
-HEADINGS = ("time", "calls", "bound by", "operator", "module", "line")
-
-
-def operator_rows(bound: Any) -> list[tuple[str, ...]]:
-    """Return the bounding operators in the content of a bound as rows of a table with `HEADINGS`."""
-    names = ("calls", "bounded_by", "operator", "module", "line")
-    return [(f"{one['seconds']:.3g} s", *(str(one[name]) for name in names)) for one in bound["operators"]]
+def table_of_operators(bound: Any, title: str = "") -> Table:
+    """Return the bounding operators in the content of a bound."""
+    columns = (Column("time", "{:.3g} s".format), "calls", "bound by", "operator", "module", "line")
+    names = ("seconds", "calls", "bounded_by", "operator", "module", "line")
+    return Table(columns, map(itemgetter(*names), bound["operators"]), title)

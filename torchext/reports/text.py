@@ -1,44 +1,30 @@
-"""Reports as text and HTML, also of saved reports, from the content of the JSON report (`reports/model.py`)."""
+"""Reports as documents, also saved reports, from the content of the JSON report (`reports/model.py`)."""
 
 from __future__ import annotations
 
-import html
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from ..descriptions import INTEGER, KINDS, SHAPE
 from ..internals import terminal
-from ..memory.plots import in_units, page_of
-from .model import (
-    FORWARD,
-    HEADINGS,
-    USES_NO_GPU,
-    operator_rows,
-    sentence,
-    with_times_apart,
-    with_times_in_place,
-)
+from ..internals.document import Code, Column, Document, Part, Picture, Table, Title, as_html, as_text
+from ..internals.text import in_units
+from ..memory.plots import page_of, table_of_categories, table_of_tensors
+from .model import FORWARD, USES_NO_GPU, sentence, table_of_operators, with_times_apart, with_times_in_place
 
-__all__ = [
-    "Report",
-    "fits",
-    "html_report",
-    "html_tables",
-    "load_report",
-    "operations",
-    "text_report",
-    "verdict",
-]
+__all__ = ["Report", "fits", "html_report", "load_report", "operations", "text_report", "verdict"]
 
 
-# ---- Text and HTML
+# ---- Documents
 
 
-Row = Sequence[object]
+Row: TypeAlias = tuple[object, ...]
 Content: TypeAlias = Mapping[str, Any]
 
 MOST_FILES = 20
@@ -47,7 +33,7 @@ MOST_FILES = 20
 def operations(flops: float) -> str:
     """Return a number of floating-point operations with its unit."""
     for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
-        if flops < 1000:
+        if abs(flops) < 1000:
             return f"{flops:.3g} {unit}"
         flops /= 1000
     return f"{flops:.4g} PFLOP"
@@ -94,82 +80,39 @@ def _advice(rank: Content) -> str:
     )
 
 
-def _tables(rank: Content) -> Iterable[tuple[str, Row, list[Row]]]:
-    """Return the tables of a report: titles, headings and rows."""
-    yield (
-        "Memory",
-        ("device", "allocated", "reserved", "total", "headroom"),
-        [_memory_row(device) for device in rank["devices"]],
-    )
+def _tables(rank: Content) -> Iterator[Table]:
+    sizes = (Column(name, in_units) for name in ("allocated", "reserved", "total"))
+    yield Table(("device", *sizes, "headroom"), map(_memory_row, rank["devices"]), "Memory")
     for device in rank["devices"]:
-        total = max(device["peak_allocated"], 1)
-        yield (
-            f"At the peak of {device['device']}",
-            ("category", "bytes", "share"),
-            [
-                *(
-                    (name, in_units(nbytes), f"{100 * nbytes / total:.1f} %")
-                    for name, nbytes in sorted(device["categories"].items(), key=lambda item: -item[1])
-                ),
-                ("fragmentation", in_units(device["fragmentation"]), ""),
-            ],
-        )
-        yield (
-            f"Largest tensors of {device['device']}",
-            ("bytes", "category", "name", "line"),
-            [(in_units(one["bytes"]), one["category"], one["name"], one["line"]) for one in device["largest"][:10]],
-        )
-    yield (
-        "Collectives",
-        ("phase", "group", "ranks", "operator", "calls", "sent", "received"),
-        [
-            (
-                row["phase"],
-                row["group"],
-                row["group_size"],
-                row["operator"],
-                row["calls"],
-                in_units(row["bytes_sent"]),
-                in_units(row["bytes_received"]),
-            )
-            for row in rank["collectives"]
-        ],
-    )
+        name, peak = device["device"], (device["categories"], device["peak_allocated"], device["fragmentation"])
+        yield table_of_categories(*peak, f"At the peak of {name}")
+        tensors = map(itemgetter("bytes", "category", "name", "line"), device["largest"][:10])
+        yield table_of_tensors(tensors, f"Largest tensors of {name}")
+    keys = ("phase", "group", "group_size", "operator", "calls", "bytes_sent", "bytes_received")
+    sums = map(itemgetter(*keys), rank["collectives"])
+    sizes = (Column(name, in_units) for name in ("sent", "received"))
+    yield Table(("phase", "group", "ranks", "operator", "calls", *sizes), sums, "Collectives")
     if rank.get("bound"):
-        yield f"Least time of operators in a {rank['unit']}", HEADINGS, [*operator_rows(rank["bound"])]
-    yield (
-        "Files that the program would have changed",
-        ("path", "change", "bytes"),
-        _file_rows(rank),
-    )
-    if rank["values"]:
-        yield (
-            "Reads of values that do not exist, and the answers",
-            ("count", "answer", "policy", "line", "reader"),
-            [
-                (site["count"], site["answer"], site["policy"], site["line"], site["reader"])
-                for site in sorted(rank["values"], key=lambda site: KINDS.index(site["kind"]))
-            ],
-        )
-
-
-def _file_rows(rank: Content) -> list[Row]:
-    rows: list[Row] = [
-        (change["path"], change["change"], "" if change["change"] == "removed" else in_units(change["bytes"]))
-        for change in rank["files"][:MOST_FILES]
-    ]
-    more = len(rank["files"]) - MOST_FILES
-    return [*rows, (f"and {more} more", "", "")] if more > 0 else rows
+        yield table_of_operators(rank["bound"], f"Least time of operators in a {rank['unit']}")
+    columns = ("path", "change", Column("bytes", in_units))
+    yield Table(columns, _file_rows(rank["files"]), "Files that the program would have changed")
+    names = ("count", "answer", "policy", "line", "reader")
+    reads = map(itemgetter(*names), sorted(rank["values"], key=lambda site: KINDS.index(site["kind"])))
+    yield Table(names, reads, "Reads of values that do not exist, and the answers")
 
 
 def _memory_row(device: Content) -> Row:
-    left = (
-        f"{in_units(device['headroom'])} ({100 * device['headroom'] / device['total']:.1f} %)"
-        if device["total"]
-        else ""
-    )
-    total = in_units(device["total"]) if device["total"] else ""
-    return device["device"], in_units(device["peak_allocated"]), in_units(device["peak_reserved"]), total, left
+    row, total = (device["device"], device["peak_allocated"], device["peak_reserved"]), device["total"]
+    if not total:
+        return *row, None, None
+    return *row, total, f"{in_units(device['headroom'])} ({100 * device['headroom'] / total:.1f} %)"
+
+
+def _file_rows(files: Sequence[Content]) -> Iterator[Row]:
+    for one in files[:MOST_FILES]:
+        yield one["path"], one["change"], None if one["change"] == "removed" else one["bytes"]
+    if len(files) > MOST_FILES:
+        yield f"and {len(files) - MOST_FILES} more", "", None
 
 
 def _summary(rank: Content, size: int) -> list[str]:
@@ -211,21 +154,25 @@ def _assumptions(rank: Content) -> str:
     return f", assuming {shown}" if shown else ""
 
 
+def _document(report: Content) -> Iterator[Part]:
+    for rank in report["ranks"]:
+        yield from _of_rank(rank, report["world_size"])
+    yield from (Title(note, mark="fails") for note in report["other_mismatches"])
+
+
+def _of_rank(rank: Content, size: int) -> Iterator[Part]:
+    first, *others = _summary(rank, size)
+    yield Title(first, others, "fits" if fits(rank) else "fails")
+    if rank["error"]:
+        yield Code(rank["error"])
+    yield from _tables(rank)
+    if rank.get("timeline"):  # older reports have none
+        yield Picture("Memory over time", partial(page_of, rank["timeline"]))
+
+
 def text_report(rank: Content, size: int) -> str:
-    """Return the report of one rank for a terminal. The first line is a summary."""
-    parts = ["\n".join(_summary(rank, size))]
-    for title, headings, rows in _tables(rank):
-        if rows:
-            parts.append(f"{title}\n{_text_table(headings, rows)}")
-    return "\n\n".join(parts)
-
-
-def _text_table(headings: Row, rows: list[Row]) -> str:
-    cells = [[str(cell) for cell in row] for row in (headings, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    """Return the report of one rank for a terminal, without its error. The first line is a summary."""
+    return as_text(part for part in _of_rank(rank, size) if not isinstance(part, Code))
 
 
 STYLE = """
@@ -239,46 +186,11 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; }
 
 def html_report(report: Content) -> str:
     """Return the reports of all ranks as a self-contained HTML document."""
-    size = report["world_size"]
-    paragraphs = [f"<p class=fails>{html.escape(note)}</p>" for note in report["other_mismatches"]]
-    body = "\n".join([*paragraphs, *(_section(rank, size) for rank in report["ranks"])])
-    command = html.escape(shlex.join(report["program"]))
+    body = as_html([Code(shlex.join(report["program"])), *_document(report)])
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Dry run</title><style>{STYLE}</style>"
-        f"<body><h1>Dry run of {_count(size, 'rank')}</h1><pre>{command}</pre>{body}</body></html>"
+        f"<body><h1>Dry run of {_count(report['world_size'], 'rank')}</h1>{body}</body></html>"
     )
-
-
-def html_tables(report: Content) -> str:
-    """Return the reports of all ranks as HTML for a notebook, without the plots."""
-    return "\n".join(part for rank in report["ranks"] for part in _parts(rank, report["world_size"]))
-
-
-def _section(rank: Content, size: int) -> str:
-    parts = list(_parts(rank, size))
-    if rank.get("timeline"):  # older reports have no timeline
-        page = html.escape(page_of(rank["timeline"]))
-        parts.append(f'<h3>Memory over time</h3><iframe srcdoc="{page}"></iframe>')
-    return "\n".join(parts)
-
-
-def _parts(rank: Content, size: int) -> Iterator[str]:
-    """Yield the summary and the tables of a rank."""
-    first, *others = _summary(rank, size)
-    yield f"<h2 class={'fits' if fits(rank) else 'fails'}>{html.escape(first)}</h2>"
-    yield from (f"<p>{html.escape(line)}</p>" for line in others)
-    if rank["error"]:
-        yield f"<pre>{html.escape(rank['error'])}</pre>"
-    for title, headings, rows in _tables(rank):
-        if rows:
-            yield f"<h3>{html.escape(title)}</h3>{_html_table(headings, rows)}"
-
-
-def _html_table(headings: Row, rows: list[Row]) -> str:
-    def row_of(cells: Row, tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    return f"<table>{row_of(headings, 'th')}{''.join(row_of(row, 'td') for row in rows)}</table>"
 
 
 # ---- Saved reports
@@ -288,7 +200,7 @@ COMMAND = "dry-run"
 NEEDED = ("program", "world_size", "exit_code", "other_mismatches", "ranks")
 
 
-class Report:
+class Report(Document):
     """The immutable report of a dry run. Prints as the command line prints it.
 
     Args:
@@ -339,17 +251,12 @@ class Report:
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
-    def __str__(self) -> str:
-        size = self._content["world_size"]
-        texts = [text_report(rank, size) for rank in self._content["ranks"]]
-        return "\n\n".join([*texts, *self._content["other_mismatches"]])
-
     def __repr__(self) -> str:
         ranks = ", ".join(map(str, self.ranks)) or "none"
         return f"<Report: ranks {ranks} of {self._content['world_size']}, exit code {self.exit_code}>"
 
-    def _repr_html_(self) -> str:
-        return html_tables(self._content)
+    def _parts(self) -> Iterable[Part]:
+        return (part for part in _document(self._content) if not isinstance(part, Picture))
 
 
 def load_report(path: str | Path) -> Report:

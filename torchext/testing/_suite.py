@@ -10,19 +10,21 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from ..internals.document import Table, Title, as_text
 from .child import torchext_recorder
 from .child.torchext_recorder import MODES, Job
 
-__all__ = ["Comparison", "Outcome", "Suite", "SuiteRun", "compare", "lines_of", "write_json"]
+__all__ = ["Comparison", "Outcome", "Suite", "SuiteRun", "compare", "text_of", "write_json"]
 
 # From bad to good. A test has the worst outcome of its parts.
 _OUTCOMES = ("crashed", "timed out", "failed", "error", "passed", "xpassed", "xfailed", "skipped")
@@ -335,69 +337,41 @@ def _take_failing(
 # ---- Reports of comparisons: a table for readers, JSON for programs
 
 
-_COLUMNS = (
-    "file",
-    "tests",
-    "pass without",
-    "compared",
-    "pass",
-    "differ",
-    "unstable",
-    "fails in control run",
-    "skipped",
-)
-
-
-def lines_of(comparison: Comparison) -> Iterator[str]:
-    """Yield the lines of the table, and those about differing tests."""
-    yield from _aligned(_table(comparison))
-    for title, tests in (
-        ("unstable: they also failed without torchext when they were run again", comparison.unstable),
-        (
-            "fails in control run: they fail with pass-through wrappers of PyTorch functions",
-            comparison.by_replacing,
-        ),
-        (f"different: they pass without torchext, but not in mode {comparison.mode}", comparison.differences),
-    ):
-        if tests:
-            yield f"{title}:"
-            yield from (_line_of(nodeid, outcome) for nodeid, outcome in tests.items())
-    if comparison.run.trouble:
-        yield comparison.run.trouble
+def text_of(comparison: Comparison) -> str:
+    """Return the table, and the differing tests."""
+    tests = {
+        "unstable: they also failed without torchext when they were run again": comparison.unstable,
+        "fails in control run: they fail with pass-through wrappers of PyTorch functions": comparison.by_replacing,
+        f"different: they pass without torchext, but not in mode {comparison.mode}": comparison.differences,
+    }
+    parts = [Title(f"{title}:", list(starmap(_line_of, found.items()))) for title, found in tests.items() if found]
+    return as_text([_table(comparison), *parts, comparison.run.trouble])
 
 
 def _line_of(nodeid: str, outcome: Outcome) -> str:
     return f"  {nodeid}: {outcome.outcome}{': ' if outcome.error else ''}{outcome.error}"
 
 
-def _table(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    compared, differing = comparison.compared, comparison.differences
-    counts = [
-        _by_file(comparison.baseline.outcomes),
-        _by_file(nodeid for nodeid, outcome in comparison.baseline.outcomes.items() if outcome.is_good),
-        _by_file(compared),
-        _by_file(nodeid for nodeid in compared if nodeid not in differing),
-        _by_file(differing),
-        _by_file(comparison.unstable),
-        _by_file(comparison.by_replacing),
-        _by_file(comparison.skipped),
-    ]
-    yield _COLUMNS
-    for file in counts[0]:
-        yield file, *(str(count[file]) for count in counts)
-    if len(counts[0]) > 1:
-        yield "all", *(str(count.total()) for count in counts)
+def _table(comparison: Comparison) -> Table:
+    baseline, compared, differing = comparison.baseline.outcomes, comparison.compared, comparison.differences
+    counts = {
+        "tests": _by_file(baseline),
+        "pass without": _by_file(nodeid for nodeid, outcome in baseline.items() if outcome.is_good),
+        "compared": _by_file(compared),
+        "pass": _by_file(nodeid for nodeid in compared if nodeid not in differing),
+        "differ": _by_file(differing),
+        "unstable": _by_file(comparison.unstable),
+        "fails in control run": _by_file(comparison.by_replacing),
+        "skipped": _by_file(comparison.skipped),
+    }
+    rows = [(file, *(count[file] for count in counts.values())) for file in counts["tests"]]
+    if len(rows) > 1:
+        rows.append(("all", *(count.total() for count in counts.values())))
+    return Table(("file", *counts), rows)
 
 
 def _by_file(nodeids: Iterable[str]) -> Counter[str]:
     return Counter(nodeid.partition("::")[0] for nodeid in nodeids)
-
-
-def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *counts in rows:
-        yield "  ".join([name.ljust(widths[0]), *map(str.rjust, counts, widths[1:])]).rstrip()
 
 
 def write_json(path: Path, arguments: list[str], baseline: SuiteRun, comparisons: Iterable[Comparison]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ..descriptions import DEFAULT_VALUES
 from ..fake import FakeGPU
 from ..fake.values import ValuePolicy
-from ..internals.text import bytes_of, readable
+from ..internals.text import bytes_of, in_units
 from ..memory import Fit
 from ..memory.fitting import check_types, measure, one_gpu
 from . import _suite
@@ -84,8 +84,7 @@ def _run(config: pytest.Config, modes: list[str]) -> int:
             _suite.write_json(Path(report), arguments, baseline, comparisons)
     for comparison in comparisons:
         _report_step(f"mode {comparison.mode}")
-        for line in _suite.lines_of(comparison):
-            print(line)
+        print(_suite.text_of(comparison))
     sys.stdout.flush()
     return int(any(comparison.is_different for comparison in comparisons))
 
@@ -130,6 +129,6 @@ def assert_fits(
         raise AssertionError(f'The program has allocated no memory on {fit.gpu}. Construct the model on "cuda" in it.')
     if fit.headroom < spare:
         raise AssertionError(
-            f"{fit}\nA headroom of {readable(spare)} was expected, got {readable(int(fit.headroom))}.\n\n{fit.memory}"
+            f"{fit}\nA headroom of {in_units(spare)} was expected, got {in_units(int(fit.headroom))}.\n\n{fit.memory}"
         )
     return fit

@@ -65,9 +65,9 @@ at most 32 B at one time, 32 B written""",
         self.assertExpectedInline(
             str(plan(deferred_init(lambda: torch.empty(64, 64).normal_()[32:48].clone()))),
             """\
-%1: float32[64, 64] = aten::normal_(%0)  # 4096 draws from 0; only [32:48]; 4.0 KiB
+%1: float32[64, 64] = aten::normal_(%0)  # 4096 draws from 0; only [32:48]; 4.00 KiB
 %2: float32[16, 64] = aten::clone(%1 as float32[16, 64] at 2048)  # takes it over; then drops %1
-at most 4.0 KiB at one time, 4.0 KiB written""",
+at most 4.00 KiB at one time, 4.00 KiB written""",
         )
 
     def test_steps_run_while_a_fill_is_in_the_cache(self) -> None:
@@ -77,10 +77,10 @@ at most 4.0 KiB at one time, 4.0 KiB written""",
         self.assertExpectedInline(
             str(plan(deferred_init(build))),
             """\
-%1: float32[131072] = aten::normal_(%0)  # 131072 draws from 0; 512.0 KiB
+%1: float32[131072] = aten::normal_(%0)  # 131072 draws from 0; 512.00 KiB
 %2: float32[131072] = aten::mul_.Tensor(%1, 0.02)  # in place; while %1 is filled; then drops %1
-%3: bfloat16[131072] = aten::_to_copy(%2, dtype=bfloat16)  # 256.0 KiB; while %1 is filled; then drops %2
-at most 768.0 KiB at one time, 1.2 MiB written""",
+%3: bfloat16[131072] = aten::_to_copy(%2, dtype=bfloat16)  # 256.00 KiB; while %1 is filled; then drops %2
+at most 768.00 KiB at one time, 1.25 MiB written""",
         )
 
     def test_derivations_run_one_storage_at_a_time(self) -> None:

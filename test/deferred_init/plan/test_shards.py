@@ -289,7 +289,7 @@ def test_time_is_predicted_for_the_elements_that_are_computed() -> None:
 
     lines = summary(deferred_init(Model), time="predicted").splitlines()
     fill = next(line for line in lines if "normal_" in line)
-    assert "64.0 KiB" in fill
+    assert "64.00 KiB" in fill
 
 
 def test_shards_can_be_deferred_again_and_placed() -> None:

@@ -21,7 +21,7 @@ from ...descriptions import FakeGPU
 from ...fake import threads_inherit_blocks
 from ...fake.cuda.streams import is_put_off, replay_observers
 from ...fake.values import AssumedValue
-from ...internals.text import code_at
+from ...internals.text import code_at, in_units
 from ...memory import TrackedMemory, track_memory
 from ...memory.timeline import summed
 from ...reports.model import FORWARD, HOST, STEP, Goal, RankReport, TimeBound
@@ -233,7 +233,7 @@ class Progress:
         of = "" if self._goal.count is None else f" of {self._goal.count}"
         self._print(
             f"{self._goal.unit} {number}{of} after {time.perf_counter() - self._start:.1f} s, "
-            f"peak of allocated memory {used / 2**30:.2f} GiB"
+            f"peak of allocated memory {in_units(used)}"
         )
 
     def _print(self, text: str) -> None:
