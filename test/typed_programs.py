@@ -67,8 +67,8 @@ def use_fakes(folder: Path) -> None:
     assert_type(copy, nn.Linear)
     assert_type(fake.fake_like((copy, {"step": 3})), tuple[nn.Linear, dict[str, int]])
     assert_type(fake.meta_like(copy.weight), Tensor)
-    assert_type(fake.carry_blocks(make_model)(8), nn.Linear)
-    with fake.carry_blocks_to_threads():
+    assert_type(fake.inherit_blocks(make_model)(8), nn.Linear)
+    with fake.threads_inherit_blocks():
         pass
     assert_type(fake.fake_mode()(make_model)(width=2), nn.Linear)
 
@@ -167,18 +167,18 @@ def use_autocast(folder: Path) -> None:
     x = torch.ones(2, 4)
     with amp.autocast("cpu", dtype=torch.bfloat16, self_cleaning=True):
         model(x)
-    assert_type(amp.wrap(x), Tensor)
+    assert_type(amp.to_amp(x), Tensor)
     assert_type(amp.is_amp(x), bool)
     assert isinstance(x, amp.AmpTensor)
-    assert_type(amp.unwrap(model), nn.Linear)
+    assert_type(amp.to_normal(model), nn.Linear)
     assert_type(amp.policy("aten::mm", "cpu"), str)
     assert_type(amp.policy(torch.ops.aten.mm.default, "cpu"), str)
 
-    @amp.float
+    @amp.full_precision
     def total(x: Tensor, scale: int) -> Tensor:
         return x.sum() * scale
 
-    @amp.half
+    @amp.lower_precision
     def lower(x: Tensor) -> Tensor:
         return x
 
