@@ -76,7 +76,8 @@ class Table(Document):
     def __init__(self, columns: Iterable[str | Column], rows: Iterable[Sequence[Any]], title: str = "") -> None:
         given = [Column(one) if isinstance(one, str) else one for one in columns]
         values = list(zip(*rows, strict=True))
-        self.title, self.has_rows = title, bool(values)
+        self.title = title
+        self.has_rows: bool = bool(values)
         self._columns = [
             (column, found)
             for column, found in zip(given, values or [()] * len(given), strict=True)
