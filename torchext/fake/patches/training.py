@@ -65,17 +65,21 @@ def _apply(original: Function, self: Any, *args: Any) -> Any:
         return original(self, *args)
 
 
+KINDS = (_C.is_deferred, _C.is_fake)
+
+
 @contextmanager
 def _factories_like(gradients: Any) -> Iterator[None]:
     """Let factories make tensors like those among `gradients`: deferred, fake or real."""
-    tensors = [gradient for gradient in gradients if isinstance(gradient, Tensor)]
-    if any(map(_C.is_deferred, tensors)):
+    # Computed before, because a function may free the gradients that it receives in a list.
+    is_deferred, is_fake = (any(isinstance(one, Tensor) and check(one) for one in gradients) for check in KINDS)
+    if is_deferred:
         _C.enter_deferred_init()
         try:
             yield
         finally:
             _C.leave_deferred_init()
-    elif any(map(_C.is_fake, tensors)):
+    elif is_fake:
         with making_fakes():
             yield
     else:
