@@ -30,6 +30,9 @@ CORE := test/fake/test_fake.py test/fake/test_fake_storage.py test/fake/test_fak
   test/deferred_init/random/test_rng_tape.py test/deferred_init/state/test_deferred_state.py test/deferred_init/graph/test_external_tensors.py \
   test/deferred_init/test_defer_again.py test/deferred_init/plan/test_dead_writes.py test/fills test/inference test/amp test/marks \
   test/inspect test/package/test_leases.py test/package/test_cpp.py
+# The release of Triton that this PyTorch expects: for tests of compiled programs. Builds for CUDA have it.
+TRITON = $$($(PYTHON) -c 'import runpy, torch; print("triton==" + runpy.run_path("torchext/version.py")["TRITON"] \
+  .get(tuple(map(int, torch.__version__.split(".")[:2])), "3") + ".*")')
 # Python compiles the modules that it imports; most of these packages are never imported.
 INSTALL := $(PYTHON) -m pip --disable-pip-version-check install --quiet --no-compile
 
@@ -222,7 +225,7 @@ $(STATE)/compiler: $(VENV)
 
 $(STATE)/tools: pyproject.toml $(STATE)/compiler
 	@echo "== installing the requirements of the tests and the examples"
-	$(INSTALL) $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",')
+	$(INSTALL) $$(sed -nE 's/^(test|lint) = \[(.*)\]$$/\2/p' pyproject.toml | tr -d '",') $(TRITON)
 	@mkdir -p $(@D) && touch $@
 
 $(STATE)/docs: pyproject.toml $(STATE)/tools

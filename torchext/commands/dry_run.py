@@ -127,6 +127,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not run an additional step to count floating-point operations and to bound its time",
     )
+    add(
+        "--no-compile",
+        action="store_true",
+        help="run compiled functions eagerly, as without Triton and with --advise",
+    )
     add("--report", type=_html_file, metavar="FILE.html", help="also write an HTML report")
     add_advice_flags(parser)
     add_comparison_flags(parser)

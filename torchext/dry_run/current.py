@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..descriptions import FakeGPU
+from ..fake.cuda.compiler import BREAK, GRAPH, IGNORED, RECOMPILED
 from ..internals.leases import Lease
 from ..internals.patching import Function
 
@@ -36,7 +37,9 @@ class Job:
         is_real: Whether tensors are real. Then they are on the CPU, which groups of all backends serve, and
             `init_process_group()` keeps the default group, which a mesh may already use.
         has_own_group: Whether the default process group was made by the world, not by the program.
+        compiles: Whether `torch.compile()` has an effect on GPUs.
         ignores_compilers: Whether the program has called `torch.compile()`, without effect.
+        has_compiled: Whether it has called a function that it compiles.
         when_left: Callbacks for the end of the block.
     """
 
@@ -49,7 +52,10 @@ class Job:
         self.recorder = recorder
         self.is_real = False
         self.has_own_group = False
+        self.compiles = True
         self.ignores_compilers = False
+        self.has_compiled = False
+        self._compilation: dict[str, Counter[str]] = {}
         self._remarks: dict[str, dict[str, None]] = {}
         self._launches: Counter[str] = Counter()
         self.when_left: ExitStack = ExitStack()
@@ -77,10 +83,16 @@ class Job:
         """Count a launch of a kernel that Triton would have compiled."""
         self._launches[kernel] += 1
 
+    def count_compilation(self, event: str, place: str) -> None:
+        """Count a graph, a graph break or a recompilation of `torch.compile()`."""
+        self._compilation.setdefault(event, Counter())[place] += 1
+
     @property
     def remarks(self) -> list[str]:
         """The differences between the dry run and the program, with the places where they occur."""
         remarks = [f"{text} ({_listed(places)})." for text, places in self._remarks.items()]
+        if self._compilation:
+            remarks.append(_compilation_text(self._compilation))
         if self._launches:
             counts = ", ".join(f"{count} x {kernel}" for kernel, count in self._launches.most_common())
             remarks.append(f"Triton kernels were launched but not run, so their results have no values: {counts}.")
@@ -95,6 +107,18 @@ class Job:
     def on_node(self) -> int:
         """The number of ranks of its machine. The last machine may have fewer than `per_node`."""
         return min(self.per_node, self.size - self.rank // self.per_node * self.per_node)
+
+
+def _compilation_text(events: dict[str, Counter[str]]) -> str:
+    graphs, breaks, again, ignored = (events.get(event, Counter()) for event in (GRAPH, BREAK, RECOMPILED, IGNORED))
+    parts = [f"{graphs.total()} graph{'' if graphs.total() == 1 else 's'}"]
+    parts += [f"breaks at {_listed(breaks)}"] * bool(breaks)
+    parts += [f"compiled again for other arguments at {_listed(again)}"] * bool(again)
+    parts += [f"without {' and '.join(ignored)}"] * bool(ignored)
+    return (
+        f"torch.compile() made {'; '.join(parts)}. Its kernels were not compiled or measured: choices that depend on "
+        "measurements are those of unpadded matrix products and the first configuration."
+    )
 
 
 def _listed(places: Iterable[str]) -> str:

@@ -17,7 +17,9 @@ from torch import nn
 from torch.distributed.distributed_c10d import Backend
 
 from .. import _C
+from ..fake.cuda.compiler import compile_observers, why_not_compiled
 from ..fake.cuda.streams import graph_observers
+from ..fake.cuda.triton import launch_observers
 from ..fake.higher_order import attending_by_kernel, that_may_not_run
 from ..fake.values import note_reading, while_values_are_assumed
 from ..internals.dispatch_keys import call_on_real_tensors
@@ -27,7 +29,7 @@ from .current import Job, current, while_world_is_open
 from .messages import without_answers
 from .objects import assigned, others_sending
 
-__all__ = ["IGNORED", "is_in_compiled_code", "remarking_on_graphs"]
+__all__ = ["ignoring_compilers", "is_in_compiled_code", "observing_kernels"]
 
 
 # ---- The states of random generators, which are real in a dry run until a program moves them to a GPU
@@ -78,14 +80,15 @@ def _set_state(original: Function, /, *args: Any, **kwargs: Any) -> Any:
     return given[0] if isinstance(given[0], torch.Generator) else None  # as `torch.Generator.set_state()` does
 
 
-# ---- Programs that call `torch.compile()`: in a dry run their functions run eagerly
+# ---- Programs that call `torch.compile()`
 #
-# Inductor generates Triton kernels and calls them with addresses, but a fake GPU runs no kernels. So the memory of a
-# compiled program is unknown here. `torch.compiler.set_stance("force_eager")` makes PyTorch ignore compilers, and the
-# report contains a remark. Backends that call PyTorch operators are not ignored.
+# The compiler runs as for a GPU, up to its kernels (`fake/cuda/compiler.py`). Compilers that cannot run here are
+# ignored, with a remark, by `torch.compiler.set_stance("force_eager")`. Backends that call PyTorch operators are not
+# ignored.
 #
-# Programs that need memory of another order of magnitude without a compiler are counted as compiled: `flex_attention`,
-# and its block masks if a compiled function makes them. For these no kernel writes the mask of each query and key.
+# While operations are counted, and where compilers are ignored, compiled functions run eagerly. Those that would need
+# memory of another order of magnitude are counted as compiled: `flex_attention`, and its block masks if a compiled
+# function makes them. For these no kernel writes the mask of each query and key.
 
 
 # Backends of `torch._dynamo.backends.debugging` that call PyTorch operators.
@@ -99,15 +102,26 @@ def _compile(original: Function, /, model: Any = None, *args: Any, **kwargs: Any
     job = current()
     backend = kwargs.get("backend") or "inductor"
     is_known = not isinstance(backend, str) or backend in BACKENDS_THAT_CALL_OPERATORS
-    if job is not None and job.gpu is not None and not is_known and not kwargs.get("disable"):
+    if job is None or job.gpu is None or is_known or kwargs.get("disable") or model is None:
+        return original(model, *args, **kwargs)
+    reason = why_not_compiled(backend) if job.compiles else "--no-compile or --advise"
+    if reason:
         _ignore_compilers(job)
-        note = _once(partial(job.remark, IGNORED, place_of(users_frame())))
-        if isinstance(model, FunctionType | MethodType):
-            model = _compiled(model, note)
-        elif not isinstance(model, torch.nn.Module | None):
+        note = _once(partial(job.remark, f"{IGNORED} ({reason})", place_of(users_frame())))
+        if not isinstance(model, FunctionType | MethodType | torch.nn.Module):
             note()  # calls of other callables cannot be observed
-        return _marked(original(model, *args, **kwargs), note)
-    return original(model, *args, **kwargs)
+    else:
+        note = _do_nothing
+    return _marked(original(model, *args, **kwargs), partial(_call, job, note))
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _call(job: Job, note: Callable[[], None]) -> None:
+    job.has_compiled = True
+    note()
 
 
 def _remark(job: Job, text: str) -> None:
@@ -121,27 +135,40 @@ def _once(call: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextmanager
-def remarking_on_graphs(job: Job) -> Iterator[None]:
-    """Add a remark about CUDA graphs to the report."""
+def observing_kernels(job: Job) -> Iterator[None]:
+    """Count launches of Triton kernels and what compilers do, and add a remark about CUDA graphs to the report."""
     text = (
         "A CUDA graph was captured by running its body once, in a separate memory pool. Replaying it computes nothing, "
         "and counts its passes, optimizer calls and collectives again"
     )
     note = partial(_remark, job, text)
     graph_observers.append(note)
+    launch_observers.append(job.count_launch)
+    compile_observers.append(job.count_compilation)
     try:
         yield
     finally:
         graph_observers.remove(note)
+        launch_observers.remove(job.count_launch)
+        compile_observers.remove(job.count_compilation)
 
 
 def _ignore_compilers(job: Job) -> None:
     if not job.ignores_compilers:
         job.ignores_compilers = True
-        job.when_left.callback(torch.compiler.set_stance, "default")
-        torch.compiler.set_stance("force_eager")
         note = partial(_remark, job, "flex_attention() was counted as the kernel that a compiler generates")
-        job.when_left.enter_context(attending_by_kernel(note))
+        job.when_left.enter_context(ignoring_compilers(note))
+
+
+@contextmanager
+def ignoring_compilers(when_attending: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Let compiled functions run eagerly in the block, and count `flex_attention` as its kernel.
+
+    Args:
+        when_attending: Called for each call of `flex_attention`.
+    """
+    with torch.compiler.set_stance("force_eager"), attending_by_kernel(when_attending):
+        yield
 
 
 is_in_compiled_code: ContextVar[bool] = ContextVar("is_in_compiled_code", default=False)
@@ -150,6 +177,8 @@ is_in_compiled_code: ContextVar[bool] = ContextVar("is_in_compiled_code", defaul
 def _compiled(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
         note()
         before = is_in_compiled_code.set(True)
         try:
@@ -161,7 +190,9 @@ def _compiled(function: Callable[..., Any], note: Callable[[], None]) -> Callabl
 
 
 def _marked(compiled: Any, note: Callable[[], None]) -> Any:
-    """Mark the forward pass of a compiled module, which is an attribute of the wrapper that PyTorch returns."""
+    """Mark a compiled function, or the forward pass of a module: an attribute of the wrapper that PyTorch returns."""
+    if isinstance(compiled, FunctionType | MethodType):
+        return _compiled(compiled, note)
     if isinstance(compiled, torch.nn.Module) and "forward" in vars(compiled):
         compiled.forward = _compiled(compiled.forward, note)
     return compiled

@@ -23,7 +23,6 @@ from ..internals.calls import Block
 from ..internals.document import as_html
 from . import ddp_reducer, engines, placeholders, saving  # noqa: F401  (declare replacements)
 from .adapters import bitsandbytes, deepspeed, transformers  # noqa: F401  (declare replacements)
-from .adapters.triton import triton_in_a_world
 from .collectives import Collective, CollectiveSummary, summarize
 from .current import Job, being_rank_of, current, while_world_is_open
 from .process_groups import SingleRankStore, communicating, names_of_nccl
@@ -59,6 +58,7 @@ class World:
         set_device: bool,
         values: ValuePolicy,
         is_launched: bool,
+        compiles: bool,
     ) -> None:
         self.size = size
         self.rank = rank
@@ -71,6 +71,7 @@ class World:
         self._set_device = set_device
         self._policy = values
         self._is_launched = is_launched
+        self._job.compiles = compiles
         self._assumed = AssumedValues()
         self._block: ExitStack | None = None
 
@@ -136,7 +137,7 @@ class World:
 
     def _again(self) -> Self:
         job = self.size, self.rank, self.gpu, self.per_node, self._backend
-        return type(self)(*job, self._trace, self._set_device, self._policy, self._is_launched)
+        return type(self)(*job, self._trace, self._set_device, self._policy, self._is_launched, self._job.compiles)
 
     def __enter__(self) -> Self:
         if current() is None and dist.is_initialized():
@@ -159,8 +160,7 @@ class World:
                 FakeTensorMode.cache_clear()
                 block.callback(FakeTensorMode.cache_clear)
                 torch.cuda.set_device(self.local_rank)
-            block.enter_context(engines.remarking_on_graphs(self._job))
-            block.enter_context(triton_in_a_world(self._job))
+            block.enter_context(engines.observing_kernels(self._job))
             self._assumed = block.enter_context(assuming_values(self._policy))
             _C.materialize_as_fakes(True)
             block.callback(_C.materialize_as_fakes, False)
@@ -190,6 +190,7 @@ def world(
     set_device: bool = True,
     values: str | ValuePolicy = DEFAULT_VALUES,
     is_launched: bool = True,
+    compiles: bool = True,
 ) -> World:
     """Return a block in which this process is a rank of a distributed job, on fake GPUs.
 
@@ -219,6 +220,8 @@ def world(
             docs/how_to/dry_runs.md, "Choose values that do not exist".
         is_launched: Whether to set the environment variables of torchrun. Without them programs train alone, or start
             processes themselves.
+        compiles: Whether `torch.compile()` compiles functions, up to the kernels of the GPU. If not, or if Triton is
+            not installed, they run eagerly.
 
     Returns:
         A context manager, which is also a decorator. Only one can be open in a process.
@@ -245,4 +248,4 @@ def world(
         described = replace(described, count=min(per_node, size))
     if backend == "default":
         backend = "gloo" if described is None else "cpu:gloo,cuda:nccl"
-    return World(size, rank, described, per_node, backend, trace, set_device, as_policy(values), is_launched)
+    return World(size, rank, described, per_node, backend, trace, set_device, as_policy(values), is_launched, compiles)

@@ -18,8 +18,9 @@ from ..internals.calls import Block
 from ..internals.leases import while_fakes_live
 from . import patches as patches  # declares the patches
 from .copying import FakeCopy
+from .cuda import compiler as compiler
 from .cuda import functions
-from .cuda.libraries import skip_triton_launches
+from .cuda.triton import skip_triton_launches
 from .fake_tensor_mode import fakes_on_this_thread, inherit_blocks, threads_inherit_blocks
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from .leases import Lease
 from .patching import Function
 
-__all__ = ["Listener", "is_in_backward", "subscribe"]
+__all__ = ["Listener", "is_in_backward", "subscribe", "unobserved"]
 
 
 class Listener:
@@ -54,6 +55,26 @@ def subscribe(listener: Listener) -> ExitStack:
     return subscription
 
 
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Take the hooks of all listeners away from modules in the block, on all threads."""
+    ours = {handle.id for handle in _handles}
+    hidden = [(hooks, dict(hooks)) for hooks in _hooks_of_modules() if not ours.isdisjoint(hooks)]
+    for hooks, before in hidden:
+        for number in ours.intersection(before):
+            del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, before in hidden:
+            hooks.update(before)
+
+
+def _hooks_of_modules() -> Iterator[dict[int, Any]]:
+    for name in ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called"):
+        yield getattr(torch.nn.modules.module, name)
+
+
 def is_in_backward() -> bool:
     """Return true if this thread runs in a backward pass."""
     return torch._C._current_graph_task_id() != -1
@@ -87,8 +108,21 @@ def _init(original: Function, /, self: Optimizer, *args: Any, **kwargs: Any) -> 
 # ---- Where each event comes from: functions that register a method, and return a function that removes it
 
 
-def _hooks(register: Callable[..., Any], **options: Any) -> Callable[[Any], Callable[[], None]]:
-    return lambda method: register(method, **options).remove
+_handles: list[RemovableHandle] = []
+
+
+def _hooks(register: Callable[..., RemovableHandle], **options: Any) -> Callable[[Any], Callable[[], None]]:
+    def listen(method: Any) -> Callable[[], None]:
+        handle = register(method, **options)
+        _handles.append(handle)
+        return partial(_remove, handle)
+
+    return listen
+
+
+def _remove(handle: RemovableHandle) -> None:
+    _handles.remove(handle)
+    handle.remove()
 
 
 def _register(methods: list[Any], method: Any) -> Callable[[], None]:

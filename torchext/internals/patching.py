@@ -6,7 +6,8 @@ such as those of `torch.overrides`, for TorchScript, Dynamo and subclasses with 
 
 - A Python function gets other code with the same parameters. That code calls the original for calls that the patch does
   not concern, and while Dynamo traces, because Dynamo does not support our fakes or marks.
-- A method, a property, a constructor or a C function gets another definition: NOTE [Replaced C functions] in
+- The getter of a property of Python is such a function.
+- A method, a property of C, a constructor or a C function gets another definition: NOTE [Replaced C functions] in
   csrc/python/patching.cpp.
 - For anything else, such as a slot of a type or a value that is not callable, the attribute itself is replaced.
 
@@ -366,6 +367,7 @@ def _patchable_of(owner: Any, name: str, is_added: bool) -> Patchable:
             "release of PyTorch that torchext supports."
         )
     found = getattr(found, "__func__", found)  # for static methods, class methods, and those of pybind11
+    found = found.fget if isinstance(found, property) else found
     is_constructor = name == "__new__" and isinstance(found, BuiltinFunctionType)
     is_kept = type(found) in (FunctionType, *C_FUNCTIONS) and not is_constructor
     key = ("function", id(found)) if is_kept else ("attribute", id(owner), name)  # the patchable keeps both ids valid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,18 @@ import torch
 
 from .. import _C
 
-__all__ = ["place_of", "tracing", "users_frame"]
+__all__ = ["GENERATED", "is_users", "place_of", "tracing", "users_frame"]
+
+GENERATED = str(Path(tempfile.gettempdir(), "torchext_compiled_"))
+"""The first part of the names of folders of code that the compiler generates in a run with fakes."""
 
 # A line in a model's constructor is more useful than the line in `torch/nn/modules/linear.py` that it leads to, or a
 # line that torch.fx has generated.
-_NOT_THE_USERS = (*(str(Path(file).parent) + os.sep for file in (torch.__file__, _C.__file__)), "<eval_with_key>")
+_NOT_THE_USERS = (
+    *(str(Path(file).parent) + os.sep for file in (torch.__file__, _C.__file__)),
+    "<eval_with_key>",
+    GENERATED,
+)
 
 
 @contextmanager
@@ -43,9 +51,14 @@ def tracing() -> Iterator[None]:
 def users_frame() -> FrameType | None:
     """Return the innermost frame outside of PyTorch and torchext, or None."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def is_users(file: str) -> bool:
+    """Return true unless a file belongs to PyTorch or torchext, or is generated."""
+    return not file.startswith(_NOT_THE_USERS)
 
 
 def place_of(frame: FrameType | None) -> str:

@@ -438,6 +438,7 @@ class _Rank:
             "is_module": is_module,
             "size": size,
             "is_launched": launch.size is not None,
+            "compiles": not options.no_compile and self._job.remedies is None,  # remedies are for eager programs
             "rank": self._number,
             "gpu": gpu,
             "per_node": per_node,

@@ -258,6 +258,7 @@ def run_rank(
     gpu: FakeGPU | None,
     per_node: int,
     is_launched: bool,
+    compiles: bool = True,
     goal: Goal,
     values: str,
     traces_lines: bool,
@@ -278,6 +279,7 @@ def run_rank(
         gpu: The model of the GPUs; None for a job without GPUs.
         per_node: The number of GPUs and ranks of a machine.
         is_launched: Whether the program runs in the environment of torchrun.
+        compiles: Whether `torch.compile()` has an effect.
         goal: The number of steps or forward passes.
         values: The policy for values that do not exist.
         traces_lines: Whether to record the lines that allocate memory, which is slower.
@@ -292,7 +294,7 @@ def run_rank(
     report = RankReport(rank, goal.unit, goal.count)
     start = time.perf_counter()
     with ExitStack() as block:
-        keywords: dict[str, Any] = {"values": values, "is_launched": is_launched}
+        keywords: dict[str, Any] = {"values": values, "is_launched": is_launched, "compiles": compiles}
         job = world(size, rank, gpu, per_node, backend=None, trace=traces_lines, set_device=False, **keywords)
         job_of(job).messages = messages
         block.enter_context(job)

@@ -39,7 +39,7 @@ from ...memory.tracking import counting_flops
 from ...reports.model import BoundingOperator, TimeBound
 from ..collectives import Collective, Place
 from ..current import Job, current
-from ..engines import IGNORED, is_in_compiled_code
+from ..engines import ignoring_compilers, is_in_compiled_code
 from ..recorder import ModuleNames, place_here
 from .work import Crossing, certain_flops, crossing_of, gpu_of, rate_of, traffic_of
 
@@ -244,6 +244,8 @@ class Recording:
                 self._job.recorder.listener = self
                 listeners.append(self._note_wait)
                 block.callback(listeners.remove, self._note_wait)
+            if self._job.has_compiled:
+                block.enter_context(ignoring_compilers())
             block.enter_context(self._counter)
             self._block = block.pop_all()
         return self
@@ -331,7 +333,7 @@ class Recording:
         """Return the bound of the recorded operators and collectives; None if the rates of the GPUs are unknown."""
         if not self._is_bounded:
             return None
-        is_compiled = self._job.has_remark(IGNORED)
+        is_compiled = self._job.has_compiled
         has_less = is_compiled or self._skipped
         operators = [one.compiled() for one in self._operators] if has_less else self._operators
         network = self._network()

@@ -292,15 +292,16 @@ def same_devices(count: int, gpu: _C.GpuFields) -> Iterator[None]:
 
 
 def _may_be_fake(output: Any) -> bool:
-    """Return true if `output` is or contains a fake.
+    """Return true if `output` is or contains a fake, or is on a fake device.
 
-    In `torch.func` the backward pass starts at a wrapper, and with `loss_parallel()` at a DTensor.
+    In `torch.func` the backward pass starts at a wrapper, and with `loss_parallel()` at a DTensor. The compiler passes
+    tensors of PyTorch's `FakeTensorMode`.
     """
     if not isinstance(output, torch.Tensor):
         return True
     while torch._C._functorch.is_functorch_wrapped_tensor(output):
         output = torch._C._functorch.get_unwrapped(output)
-    if _C.is_fake(output):
+    if _C.is_fake(output) or (output.is_cuda and _C.fake_cuda_devices()):
         return True
     inner = getattr(output, "__tensor_flatten__", None)
     if inner is None:
