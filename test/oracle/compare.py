@@ -2,7 +2,7 @@
 
     make oracle                                    # all programs, without a GPU
     cd test python -m oracle.compare                       # all programs, on a GPU
-    python -m oracle.compare gpt resnet            # some
+    python -m oracle.compare gpt compiled:gpt      # some
     python -m oracle.compare --events=gpt          # where the allocations of a program differ
 
 Needs a CUDA build of PyTorch, and a Hopper GPU, or in NULLCUDA the path of the null driver. A program runs in two
@@ -27,6 +27,9 @@ from typing import Any
 
 TEST = Path(__file__).resolve().parent.parent
 STEPS = 3
+COMPILED = "compiled:"  # the first part of the names of programs whose model is compiled
+# Programs that call parts of their model, which would not be compiled.
+IN_PARTS = ("lstm_cell", "gru_cell", "graph", "lstm", "gru_both_ways", "bags")
 GPU = "H100-80GB"  # simulated by the null driver
 # In percent. Larger differences are failures.
 ALLOCATED_BOUND = 0.5
@@ -59,14 +62,27 @@ def world(*, is_fake: bool) -> Iterator[None]:
         yield
 
 
+def step_of(name: str) -> Any:
+    """Construct a program, and return the function that makes a step of it."""
+    from oracle.programs import PROGRAMS
+    from oracle.training import compiling
+
+    is_compiled = name.startswith(COMPILED)
+    if is_compiled:
+        import torch._inductor.config
+
+        torch._inductor.config.shape_padding = False  # timing decides, and kernels of the null driver take no time
+    with compiling() if is_compiled else contextlib.nullcontext():
+        return PROGRAMS[name.removeprefix(COMPILED)]()
+
+
 def run_peaks(name: str, *, is_fake: bool) -> Peaks:
     """Run a program in this process."""
     import torch
-    from oracle.programs import PROGRAMS
 
     peaks = Peaks([], [])
     with world(is_fake=is_fake):
-        step = PROGRAMS[name]()
+        step = step_of(name)
         for _ in range(STEPS):
             torch.cuda.reset_peak_memory_stats()
             step()
@@ -78,11 +94,10 @@ def run_peaks(name: str, *, is_fake: bool) -> Peaks:
 def run_events(name: str, *, is_fake: bool) -> list[str]:
     """Return the allocator's actions in the construction and the first two steps, one per line."""
     import torch
-    from oracle.programs import PROGRAMS
 
     with world(is_fake=is_fake):
         torch.cuda.memory._record_memory_history(max_entries=10**7, context=None)
-        step = PROGRAMS[name]()
+        step = step_of(name)
         step()
         step()
         trace = torch.cuda.memory._snapshot()["device_traces"][0]
@@ -102,8 +117,13 @@ def environment(*, is_fake: bool) -> dict[str, str]:
     """Return the child's environment: fakes see no GPU, a real program uses that of the machine or the null driver."""
     if is_fake:
         return dict(os.environ, TORCHEXT_ORACLE_CHILD="fake", CUDA_VISIBLE_DEVICES="")
-    preload = {"LD_PRELOAD": os.environ["NULLCUDA"]} if "NULLCUDA" in os.environ else {}
-    return dict(os.environ, TORCHEXT_ORACLE_CHILD="real", **preload)
+    driver = os.environ.get("NULLCUDA")
+    if driver is None:
+        return dict(os.environ, TORCHEXT_ORACLE_CHILD="real")
+    folder = Path(driver.rpartition(":")[2]).parent
+    compiler = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("TRITON", "TORCHINDUCTOR")}
+    compiler |= {"TRITON_LIBCUDA_PATH": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return dict(os.environ, TORCHEXT_ORACLE_CHILD="real", LD_PRELOAD=driver, **compiler)
 
 
 def why_impossible() -> str | None:
@@ -146,6 +166,8 @@ def shown(percent: float) -> str:
 def both(name: str) -> tuple[Peaks, Peaks] | RuntimeError:
     """Return the peaks of a program, real and fake, or the reason why there are no peaks."""
     try:
+        if name.startswith(COMPILED):
+            in_process(name, is_fake=False)  # measures configurations of kernels, which needs memory, and caches them
         return Peaks(**in_process(name, is_fake=False)), Peaks(**in_process(name, is_fake=True))
     except RuntimeError as error:
         return error
@@ -189,7 +211,8 @@ def main() -> int:
     if given.events:
         show_events(given.events)
         return 0
-    return 0 if compare(given.programs or list(PROGRAMS), given.jobs) else 1
+    compiled = [f"{COMPILED}{name}" for name in PROGRAMS if name not in IN_PARTS]
+    return 0 if compare(given.programs or [*PROGRAMS, *compiled], given.jobs) else 1
 
 
 if __name__ == "__main__":

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Optimize", "Step", "adamw", "sgd", "tokens", "trainer"]
+__all__ = ["Optimize", "Step", "adamw", "compiling", "sgd", "tokens", "trainer"]
+
+_compile_options: dict[str, Any] | None = None
+
+
+@contextmanager
+def compiling(**options: Any) -> Iterator[None]:
+    """Compile the models of trainers that are made in the block, with these options of `torch.compile()`."""
+    global _compile_options
+    _compile_options = options
+    try:
+        yield
+    finally:
+        _compile_options = None
+
 
 Step = Callable[[], object]
 Optimize = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -28,6 +42,9 @@ def trainer(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], optimize: 
     optimizer = optimize(model.parameters())
     scaler = torch.amp.GradScaler("cuda") if options.get("scaler") else None
     dtype, count = options.get("autocast"), options.get("microbatches", 1)
+    parameters = list(model.parameters())
+    if _compile_options is not None:
+        model = torch.compile(model, **_compile_options)
 
     def step() -> None:
         for _ in range(count):
@@ -35,7 +52,7 @@ def trainer(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], optimize: 
                 loss = loss_of(model) / count if count > 1 else loss_of(model)
             (loss if scaler is None else scaler.scale(loss)).backward()
         if options.get("clip"):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), options["clip"])
+            torch.nn.utils.clip_grad_norm_(parameters, options["clip"])
         if scaler is None:
             optimizer.step()
         else:
