@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import forked
 import pytest
@@ -19,6 +23,7 @@ import torch
 from torchext import TorchextDeprecationWarning
 from torchext.descriptions import as_fake_gpu
 from torchext.fake import FakeGPU, fake_mode
+from torchext.fake.cuda.devices import CACHED
 
 pytestmark = pytest.mark.usefixtures("empty_devices")
 
@@ -526,6 +531,80 @@ class TestLibraries:
             scaler.step(optimizer)
             scaler.update()
             assert model.weight in optimizer.state
+
+
+class TestCachedAnswers:
+    """Answers about devices that PyTorch keeps for the life of the process."""
+
+    # Cached functions that query devices, and whose answers may stay.
+    KEPT: ClassVar = {
+        "torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers": "the functions that Dynamo handles",
+        "torch._inductor.compile_fx._warn_tf32_disabled": "a warning that appears once",
+        "torch._inductor.fx_passes.freezing_patterns.addmm_patterns_init": "adds patterns for all devices",
+        "torch._inductor.fx_passes.fuse_attention._warn_tf32_disabled": "a warning that appears once",
+        "torch._inductor.fx_passes.misc_patterns._misc_patterns_init": "patterns, by device",
+        "torch._inductor.fx_passes.pad_mm._pad_mm_init": "patterns, by device",
+        "torch._inductor.runtime.benchmarking.InductorBenchmarker.L2_cache_size": "an attribute of an object",
+        "torch._inductor.select_algorithm.get_num_workers": "processes for compilers",
+        "torch._inductor.utils._rocm_native_device_arch_name": "GPUs of AMD",
+        "torch._inductor.utils.rocm_gfx_arch": "GPUs of AMD",
+        "torch._inductor.utils.using_rocm_rdna3": "GPUs of AMD",
+        "torch._subclasses.fake_tensor.init_gpu_context": "not called while devices are fake",
+        "torch.overrides.get_testing_overrides": "signatures",
+        "torch.utils._pallas.has_cuda_pallas": "JAX has no fake devices",
+        "torch.utils._pallas.has_jax_cuda_backend": "JAX has no fake devices",
+        "torch.xpu.get_device_capability": "GPUs of Intel",
+    }
+    QUERIES = re.compile(
+        r"\b(get_device_(properties|capability|name)|is_available|device_count|has_triton|get_interface_for_device"
+        r"|get_current_target|get_gpu_type|is_big_gpu|current_accelerator)\b"
+    )
+
+    def test_are_those_of_each_block(self) -> None:
+        from torch._inductor.utils import is_big_gpu, using_b200
+
+        assert not using_b200()
+        with fake_mode(gpu=FakeGPU("B200")):
+            assert using_b200()
+            assert is_big_gpu()
+            with fake_mode(gpu=FakeGPU("T4")):
+                assert not using_b200()
+                assert not is_big_gpu()
+            assert using_b200()
+        assert not using_b200()
+        if find_spec("triton"):
+            from torch.utils._triton import has_triton
+
+            assert not has_triton()
+            with fake_mode(gpu=FakeGPU("B200")):
+                assert has_triton()
+            assert not has_triton()
+
+    @pytest.mark.ci
+    def test_are_all_known(self) -> None:
+        root = Path(torch.__file__).parent
+        unknown = []
+        for path in sorted(root.rglob("*.py")):
+            source = path.read_text(errors="replace")
+            parts = path.relative_to(root.parent).with_suffix("").parts
+            if "cache" in source and self.QUERIES.search(source) and parts[1] not in ("testing", "distributed"):
+                module = ".".join(parts).removesuffix(".__init__")
+                listed = {*CACHED.get(module, ())}
+                names = {name for name in self._cached_functions(source) if f"{module}.{name}" not in self.KEPT}
+                unknown += [f"{module}.{name}" for name in sorted(names - listed)]
+        assert not unknown
+
+    def _cached_functions(self, source: str) -> Iterator[str]:
+        """Yield the names of cached functions that query devices."""
+        for node in ast.parse(source).body:
+            members = node.body if isinstance(node, ast.ClassDef) else [node]
+            for member in members:
+                if (
+                    isinstance(member, ast.FunctionDef)
+                    and any("cache" in ast.unparse(decorator) for decorator in member.decorator_list)
+                    and self.QUERIES.search("\n".join(map(ast.unparse, member.body)))
+                ):
+                    yield f"{node.name}.{member.name}" if isinstance(node, ast.ClassDef) else member.name
 
 
 @pytest.mark.parametrize("mebibytes", [1600, 1900])

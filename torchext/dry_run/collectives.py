@@ -145,7 +145,8 @@ class CollectiveSummary(Document, list[GroupSummary]):
         rows = [tuple(row.to_dict().values())[:6] for row in self]
         return [Table(columns, rows)]
 
-    __repr__ = Document.__str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def summarize(collectives: Iterable[Collective]) -> list[GroupSummary]:

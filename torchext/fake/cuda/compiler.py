@@ -134,7 +134,7 @@ def _count_graph(original: Function, self: Any, tx: Any, *args: Any, **kwargs: A
 
 
 CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "autotune_local_cache", "autotune_remote_cache")
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     **dict.fromkeys(CACHES, False),
     "compile_threads": 1,
     "shape_padding": False,  # depends on measurements

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +17,16 @@ from ... import _C
 from ...internals.leases import Lease
 from ...internals.patching import Function
 
-__all__ = ["DEVICES", "QUERIES", "answers", "check_index", "index_of", "while_devices_exist"]
+__all__ = [
+    "CACHED",
+    "DEVICES",
+    "QUERIES",
+    "answers",
+    "check_index",
+    "forget_answers",
+    "index_of",
+    "while_devices_exist",
+]
 while_devices_exist: Lease = Lease("a block of fake_mode(gpu=...) is open")
 
 
@@ -134,3 +146,67 @@ DEVICES: dict[str, Callable[..., Any]] = {
     "_cuda_maybeExchangeDevice": _exchange_device,
     "_cuda_setDevice": _set_device,
 }
+
+
+# ---- Answers about devices that PyTorch keeps
+
+# Functions with a `functools.cache`, by module. Their answers hold for other devices before a block and after it.
+CACHED: dict[str, tuple[str, ...]] = {
+    "torch": ("get_device_module",),
+    "torch._dynamo.debug_utils": ("_cuda_system_info_comment",),
+    "torch._inductor.codecache": ("CacheBase.get_system",),
+    "torch._inductor.codegen.cuda.cuda_env": ("get_cuda_arch",),
+    "torch._inductor.codegen.flydsl.flydsl_scheduling": ("_get_flydsl_device_arch",),
+    "torch._inductor.comm_analysis": ("_has_nvlink", "get_gpu_type"),
+    "torch._inductor.kernel.mm": ("_is_sm7x_or_older_gpu",),
+    "torch._inductor.lookup_table.choices": ("LookupTableChoices._get_device_key",),
+    "torch._inductor.runtime.caching.context": ("_CompileContext.accelerator_properties",),
+    "torch._inductor.runtime.hints": ("DeviceProperties.create",),
+    "torch._inductor.utils": (
+        "_get_device_tflops",
+        "_triton_supported_fp8_dtypes",
+        "get_device_tflops",
+        "get_gpu_dram_gbps",
+        "get_gpu_type",
+        "get_max_num_sms",
+        "is_big_gpu",
+        "using_b200",
+    ),
+    "torch._native.flydsl_utils": ("_get_flydsl_device_arch",),
+    "torch._native.ops.bmm_outer_product.triton_impl": ("_get_warp_size",),
+    "torch._native.ops.linear_cross_entropy.cutedsl_impl": ("_arch_supported",),
+    "torch._native.ops.scatter_add.cutedsl_impl": ("_has_sm90_plus",),
+    "torch._native.ops.topk.cutedsl_impl": ("_device_major", "_min_rows_for_full_wave"),
+    "torch._native.ops.topk.flydsl_impl": ("_min_rows_for_full_wave",),
+    "torch._native.utils.capability": ("_arch_ok",),
+    "torch._utils_internal": ("max_clock_rate",),
+    "torch._vendor.quack.cute_dsl_utils": ("_get_device_capacity_cached", "get_compile_target_capacity"),
+    "torch.accelerator": ("get_device_capability",),
+    "torch.nn.attention._fa3": ("_get_device_major",),
+    "torch.nn.attention._fa4": ("_get_device_major",),
+    "torch.nn.attention.varlen": ("_cudnn_version_and_major_capability", "_should_use_cudnn"),
+    "torch.utils._helion": ("has_helion",),
+    "torch.utils._triton": (
+        "_device_supports_tensor_descriptor",
+        "_device_supports_tma",
+        "has_datacenter_blackwell_tma_device",
+        "has_triton",
+        "has_triton_cuda_tma_device",
+        "has_triton_experimental_host_tma",
+        "has_triton_stable_tma_api",
+        "has_triton_tensor_descriptor_host_tma",
+        "has_triton_tma",
+        "has_triton_tma_device",
+        "triton_backend",
+        "triton_hash_with_backend",
+    ),
+}
+
+
+def forget_answers() -> None:
+    """Clear the answers about devices that PyTorch keeps."""
+    for module, names in CACHED.items():
+        if (owner := sys.modules.get(module)) is not None:
+            for name in names:
+                with suppress(AttributeError):  # not in this release
+                    attrgetter(f"{name}.cache_clear")(owner)()

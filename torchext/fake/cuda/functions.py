@@ -20,7 +20,7 @@ from ...descriptions import FakeGPU, as_fake_gpu
 from ...internals.leases import while_fakes_live
 from ...internals.patching import Function, once
 from .builds import refuse_tuning
-from .devices import QUERIES, answers, while_devices_exist
+from .devices import QUERIES, answers, forget_answers, while_devices_exist
 from .libraries import NO_POOLS, refusing_call, settings
 from .memory import forget_program
 from .streams import GRAPHS, FakeEvent, FakeGraph, FakePool, FakeStream, current_stream, set_stream
@@ -162,13 +162,12 @@ def _block(count: int, gpu: FakeGPU | None) -> Iterator[None]:
     try:
         refuse_tuning()
         with while_devices_exist.hold():
-            # It caches the accelerator (`functools.cache`).
-            torch.get_device_module.cache_clear()
+            forget_answers()
             apply_default_type()
             try:
                 yield
             finally:
-                torch.get_device_module.cache_clear()
+                forget_answers()
     finally:
         if not while_devices_exist.is_active:  # the last block ends the devices, like a process
             forget_program()
