@@ -29,7 +29,7 @@ import torch
 
 from torchext import _C
 from torchext.checkpoint import load_checkpoint, save_safetensors
-from torchext.checkpoint.saving import plan_checkpoint
+from torchext.checkpoint.saving import planned
 from torchext.deferred_init import deferred_init
 
 LAYER = 4 * 2048 * 2048 + 3 * 2048 * 8192 + 2 * 2048  # parameters
@@ -82,9 +82,8 @@ def flushed(function: Callable[[], object], folder: Path) -> None:
 
 def compute(folder: Path, options: argparse.Namespace) -> None:
     """Compute all pieces without writing."""
-    plan = plan_checkpoint(
-        deferred_init(construct, options.gib), folder, max_shard_size="1TB", max_memory=options.max_memory
-    )
+    model = deferred_init(construct, options.gib)
+    plan = planned(model, folder, max_shard_size="1TB", max_memory=options.max_memory, dtype=None)
     memory = _C.RecycledMemory(plan.budget.slack)
     for pieces in plan.pieces.values():
         for _ in pieces.values(memory):

@@ -99,7 +99,10 @@ def use_deferred_init(folder: Path) -> None:
     assert_type(plan, deferred_init.ReplayPlan)
     assert_type([operation for operation in plan], list[deferred_init.PlannedOperation])  # noqa: C416
     assert_type(plan.peak, int)
-    assert_type(deferred_init.summary(model), deferred_init.Summary)
+    summary = deferred_init.summary(model, time="predicted")
+    assert_type(summary, deferred_init.Summary)
+    assert_type(summary[-1], deferred_init.ModuleSummary)
+    assert_type(summary.operators, tuple[deferred_init.OperatorSummary, ...] | None)
     deferred_init.export_graph(model, folder / "model.dot")
     assert_type(deferred_init.materialize_module(model, retain_graph=True), nn.Linear)
     deferred_init.defer_again(model)
@@ -129,6 +132,7 @@ def use_checkpoints(folder: Path) -> None:
     model = deferred_init.deferred_init(make_model)
     plan = checkpoint.plan_checkpoint(model, folder, max_shard_size="1MB")
     assert_type(plan, checkpoint.CheckpointPlan)
+    assert_type(plan.files, tuple[checkpoint.CheckpointFile, ...])
     checkpoint.save_safetensors(model, folder, metadata={"format": "pt"})
     keys = checkpoint.load_checkpoint(deferred_init.deferred_init(make_model), folder)
     assert_type(keys, checkpoint.LoadedKeys)
@@ -215,7 +219,7 @@ def use_memory(folder: Path) -> None:
     assert_type(fit.assumed, list[memory.AssumedValue])
     batch = memory.max_batch(make_step, "H100-80GB", limit=2)
     assert_type(batch, memory.MaxBatch)
-    assert_type(batch + 1, int)
+    assert_type(batch.size, int)
     with memory.track_memory() as tracked:
         make_model()
     assert_type(tracked, memory.TrackedMemory)

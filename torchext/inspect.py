@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -14,9 +14,8 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from . import _C
-from .internals.document import Document, Table
+from .internals.document import Document, Items, Table
 from .internals.leases import leases
-from .internals.text import Items, plain
 
 __all__ = ["PatchState", "Route", "RouteStep", "TensorState", "patches", "route", "tensor_state"]
 
@@ -57,29 +56,21 @@ class RouteStep:
         return self.turn != "skipped" and self.origin != "none"
 
 
-class Route(Document, Items[RouteStep]):
+@dataclass(frozen=True, repr=False)
+class Route(Items[RouteStep]):
     """The dispatch keys that a call visits, in order. Prints as a table."""
 
-    def __init__(self, operator: str, steps: Sequence[RouteStep]) -> None:
-        super().__init__(steps)
-        self._operator = operator
-
-    @property
-    def operator(self) -> str:
-        """The overload that is called, such as `aten::add.Tensor`."""
-        return self._operator
+    steps: tuple[RouteStep, ...]
+    operator: str
+    """The overload that is called, such as `aten::add.Tensor`."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys whose kernels run."""
-        return tuple(step.key for step in self._items if step.runs)
+        return tuple(step.key for step in self.steps if step.runs)
 
     def _parts(self) -> list[Table]:
-        return [Table((self._operator, "kernel", "turn", "comment"), map(_row, self._items))]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the operator and the steps as plain values."""
-        return {"operator": self._operator, "steps": plain(self._items)}
+        return [Table((self.operator, "kernel", "turn", "comment"), map(_row, self.steps))]
 
 
 def _row(step: RouteStep) -> tuple[str, ...]:
@@ -123,7 +114,7 @@ def route(
         call = _C.PredictedCall(name, overload_name, args, kwargs)
     except TypeError as error:
         raise TypeError(f"route() was given arguments that `{operator}` does not take: {error}") from None
-    return Route(operator, [RouteStep(*step) for step in _Walk(operator, call).steps()])
+    return Route(tuple(RouteStep(*step) for step in _Walk(operator, call).steps()), operator)
 
 
 def _resolve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
@@ -188,10 +179,6 @@ class TensorState(Document):
     def _parts(self) -> list[Table]:
         rows = [(field.name, _cell(getattr(self, field.name))) for field in fields(self)]
         return [Table(("tensor state", ""), rows)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
 
 def _cell(value: object) -> str:

@@ -131,6 +131,7 @@ def test_missing_tensors_keep_their_constructed_values(tmp_path: Path) -> None:
     keys = load_checkpoint(model, tmp_path / "part.safetensors", strict=False)
     assert keys.missing_keys == ["0.bias", "1.weight", "1.bias"]
     assert keys.unexpected_keys == ["other"]
+    assert (*keys,) == (keys.missing_keys, keys.unexpected_keys)
     assert torch.equal(model[0].weight, torch.ones(3, 3))
     assert torch.equal(model[1].weight, two()[1].weight)
 

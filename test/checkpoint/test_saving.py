@@ -266,9 +266,9 @@ def test_plan_is_what_is_written(tmp_path: Path) -> None:
     save_safetensors(model, tmp_path / "model", max_shard_size="10KB")
     written = {path.name: path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors")}
     found = json.loads(json.dumps(plan.to_dict()))
-    assert {file["file"]: file["bytes"] for file in found["files"]} == written
-    assert plan.nbytes == found["bytes"] == sum(written.values())
-    assert repr(plan) == f"CheckpointPlan(2 files, 16.46 KiB, in {str(tmp_path / 'model')!r})"
+    assert {file["name"]: file["nbytes"] for file in found["files"]} == written
+    assert plan.nbytes == sum(written.values())
+    assert plan.index == "model.safetensors.index.json"
     assert str(plan).splitlines()[0].split() == ["file", "tensors", "bytes"]
     assert "<td>model-00001-of-00002.safetensors</td>" in plan._repr_html_()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchext.deferred_init import deferred_init, is_deferred, materialize_module, summary
+from torchext.deferred_init import Summary, deferred_init, is_deferred, materialize_module, summary
 from torchext.fake import fake_mode
 
 
@@ -27,11 +27,11 @@ class Model(nn.Module):
         self.embedding.weight = self.head.weight
 
 
-def tables(text: str) -> list[list[list[str]]]:
+def tables(found: Summary) -> list[list[list[str]]]:
     """Return the tables of a summary as lists of rows of words, without the lines below the headers."""
     return [
         [re.split(r"  +", line.strip()) for place, line in enumerate(table.splitlines()) if place != 1]
-        for table in text.split("\n\n")
+        for table in str(found).split("\n\n")
     ]
 
 
@@ -121,7 +121,7 @@ def test_lazy_and_sparse_tensors_are_described() -> None:
 def test_time_on_a_missing_device_is_only_predicted() -> None:
     with fake_mode(gpu=1):
         module = deferred_init(lambda: nn.Linear(2, 2, device="cuda"))
-        assert "aten::uniform_" in summary(module, time="predicted")
+        assert "aten::uniform_" in str(summary(module, time="predicted"))
         with pytest.raises(RuntimeError, match=r"`aten::uniform_` was recorded on cuda:0, but this machine has no"):
             summary(module, time=True)
 
@@ -153,7 +153,7 @@ def test_measuring_takes_the_memory_of_the_largest_tensor() -> None:
     code = """
 import resource, torch
 from torch import nn
-from torchext.deferred_init import deferred_init, summary
+from torchext.deferred_init import Summary, deferred_init, summary
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 def build(count): return nn.ParameterList(torch.empty(2048, 2048).normal_() for _ in range(count))
 summary(deferred_init(build, 1), time=True)

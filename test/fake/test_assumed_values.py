@@ -506,7 +506,7 @@ def test_batches_of_programs_that_read_values_are_found() -> None:
     assert [site.answer for site in batch.assumed] == ["0.125"]
     assert pickle.loads(pickle.dumps(batch)).assumed == batch.assumed
     none = max_batch(reads_its_loss, FakeGPU("tiny", memory=2**22), limit=8, values="assume")
-    assert (none, none.assumed) == (0, [])
+    assert (none, none.assumed) == (0, ())
     fit = fits(lambda: reads_its_loss(4)(), "L4-24GB", values="assume")
     assert fit
     assert [site.answer for site in fit.assumed] == ["0.125"]
@@ -528,7 +528,7 @@ def test_largest_batch_depends_on_the_policy_for_masks() -> None:
     gpu = FakeGPU("small", memory=64 * 2**20)
 
     def largest(policy: str) -> int:
-        return max_batch(selects, gpu, values=policy)
+        return max_batch(selects, gpu, values=policy).size
 
     # Per batch: the data take 1 MiB; the selected elements take 8 bytes for positions and 4 for values; and the mask.
     assert largest("assume,masks=all") < largest("assume,masks=half") < largest("assume,masks=none")

@@ -16,7 +16,7 @@ import torch
 
 from torchext import _C
 from torchext.deferred_init import deferred_init, materialize_tensor
-from torchext.fake import DataDependentError, cache_clear, cache_info, fake_like, fake_mode, is_fake
+from torchext.fake import CacheInfo, DataDependentError, cache_clear, cache_info, fake_like, fake_mode, is_fake
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +46,12 @@ class TestStatistics:
         for _ in range(2):
             fake + fake
         cache_clear()
-        assert cache_info()[:4] == (0, 0, 0, 0)
+        assert cache_info() == CacheInfo(0, 0, 0, 0, cache_info().maxsize)
         assert hits_of(lambda: fake + fake) == 0
 
     def test_real_tensors_are_not_counted(self) -> None:
         torch.ones(2) + torch.ones(2)
-        assert cache_info()[:4] == (0, 0, 0, 0)
+        assert cache_info() == CacheInfo(0, 0, 0, 0, cache_info().maxsize)
 
     def test_size_is_bounded(self) -> None:
         maxsize = cache_info().maxsize

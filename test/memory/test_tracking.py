@@ -592,7 +592,7 @@ class TestFits:
         with pytest.warns(
             TorchextWarning, match=r"max_batch\(\): the program has allocated no memory on NVIDIA H100"
         ) as seen:
-            assert max_batch(lambda batch: program, limit=4) == 4
+            assert max_batch(lambda batch: program, limit=4).size == 4
         assert [warning.filename for warning in seen] == [__file__]
 
     def test_the_highest_peak_of_several_gpus_counts(self) -> None:
@@ -695,23 +695,23 @@ class TestFits:
         assert (found["fits"], found["peak_reserved"]) == (True, fit.peak_reserved)
         assert found["memory"]["cuda:0"]["peak_allocated"] == fit.peak_allocated
         assert sum(found["memory"]["cuda:0"]["by_category"].values()) == fit.peak_allocated
-        batch = MaxBatch(8, [])
-        assert (repr(batch), str(batch), f"{batch}", batch.to_dict()) == (
-            "MaxBatch(8)",
-            "8",
-            "8",
-            {"size": 8, "assumed": []},
-        )
+        batch = MaxBatch(8)
+        assert (repr(batch), str(batch), f"{batch}") == ("MaxBatch(size=8, assumed=())", "8", "8")
+        assert batch.to_dict() == {"size": 8, "assumed": []}
+        assert len(range(batch)) == 8
+        assert batch
+        assert not MaxBatch(0)
+        assert batch in {8}
 
     def test_the_largest_batch_fits_and_the_next_does_not(self) -> None:
         gpu = FakeGPU("small", memory=256 * MIB)
-        best = max_batch(lambda batch: trainer(batch=batch), gpu, multiple_of=64)
+        best = max_batch(lambda batch: trainer(batch=batch), gpu, multiple_of=64).size
         assert best % 64 == 0
         assert fits(lambda: [step := trainer(batch=best), step(), step()], gpu)
         assert not fits(lambda: [step := trainer(batch=best + 64), step(), step()], gpu)
 
     def test_no_batch_fits_where_the_model_does_not(self) -> None:
-        assert max_batch(lambda batch: trainer(batch=batch), FakeGPU("tiny", memory=2 * MIB)) == 0
+        assert max_batch(lambda batch: trainer(batch=batch), FakeGPU("tiny", memory=2 * MIB)).size == 0
 
 
 @pytest.mark.parametrize(

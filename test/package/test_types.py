@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +14,7 @@ import pytest
 import typed_programs
 
 import torchext
+from torchext.internals.document import Document
 
 
 def test_programs_use_each_public_name() -> None:
@@ -27,6 +31,24 @@ def test_programs_use_each_public_name() -> None:
 
 def _modules(members: dict[str, object]) -> dict[str, ModuleType]:
     return {name: member for name, member in members.items() if isinstance(member, ModuleType)}
+
+
+def test_results_are_frozen_dataclasses_that_print() -> None:
+    modules = _modules({name: getattr(torchext, name) for name in torchext.__all__}).values()
+    classes = {name: getattr(module, name) for module in modules for name in module.__all__}
+    returned = {
+        name
+        for function in filter(inspect.isfunction, classes.values())
+        for name in re.findall(r"\w+", str(inspect.signature(function).return_annotation))
+        if isinstance(classes.get(name), type)
+    }
+    # Contexts, whose records grow, and rows in a tuple.
+    results = returned - {"Block", "PatchState", "TrackedMemory", "World"}
+    assert {"Explanation", "LoadedKeys", "MaxBatch", "Report", "Summary"} < results
+    for result in (classes[name] for name in results):
+        assert issubclass(result, Document)
+        assert dataclasses.is_dataclass(result)
+        assert all(callable(getattr(result, name)) for name in ("to_dict", "_repr_html_", "__str__"))
 
 
 @pytest.mark.parametrize("program", typed_programs.PROGRAMS, ids=lambda program: program.__name__)

@@ -25,9 +25,8 @@ from ..deferred_init.recording import Recording
 from ..descriptions import parse_mesh
 from ..dry_run.current import while_rank_is_alone
 from ..errors import RankFailedError
-from ..internals.document import Document
+from ..internals.document import Items
 from ..internals.held_tensors import parts_of
-from ..internals.text import Items, plain
 from .engines import Plan, apply_engine, check_engine, initialize_meta
 from .messages import Job
 from .ranks import run_rank
@@ -130,8 +129,11 @@ class MeshCheck:
         return "\n".join(lines)
 
 
-class InitCheck(Document, Items[MeshCheck]):
+@dataclass(frozen=True, repr=False)
+class InitCheck(Items[MeshCheck]):
     """The results of `check_init()` for each mesh, which print as a report."""
+
+    meshes: tuple[MeshCheck, ...]
 
     @property
     def is_same(self) -> bool:
@@ -148,7 +150,7 @@ class InitCheck(Document, Items[MeshCheck]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as builtin types, for JSON."""
-        return {"is_same": self.is_same, "meshes": plain(self._items)}
+        return {"is_same": self.is_same, **super().to_dict()}
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -293,7 +295,7 @@ def check_init(
     chosen = None if ranks is None else sorted(set(ranks))
     if chosen == []:
         raise ValueError("ranks: expected at least one rank, got none")
-    return InitCheck([_check_mesh(program, sizes, chosen) for sizes in given])
+    return InitCheck(tuple(_check_mesh(program, sizes, chosen) for sizes in given))
 
 
 def _takes_mesh(build: Callable[..., Module]) -> bool:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from .loading import LoadedKeys, load_checkpoint
-from .saving import CheckpointPlan, plan_checkpoint, save_safetensors
+from .saving import CheckpointFile, CheckpointPlan, plan_checkpoint, save_safetensors
 
-__all__ = ["CheckpointPlan", "LoadedKeys", "load_checkpoint", "plan_checkpoint", "save_safetensors"]
+__all__ = [
+    "CheckpointFile",
+    "CheckpointPlan",
+    "LoadedKeys",
+    "load_checkpoint",
+    "plan_checkpoint",
+    "save_safetensors",
+]
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ import os
 import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,8 +22,8 @@ from .. import _C
 from ..deferred_init import materialize_module, materialize_tensor
 from ..errors import CheckpointError
 from ..internals.dispatch_keys import without_our_keys
+from ..internals.document import Document, Table
 from ..internals.held_tensors import is_wrapper, parts_of, shows_all, storage_of
-from ..internals.text import plain
 from .contents import (
     LENGTH_BYTES,
     SUFFIX,
@@ -215,17 +216,24 @@ Device: TypeAlias = torch.device | str | int
 logger: logging.Logger = logging.getLogger(__package__)
 
 
-class LoadedKeys(NamedTuple):
-    """The names that `load_checkpoint(strict=False)` did not match."""
+@dataclass(frozen=True)
+class LoadedKeys(Document):
+    """The names that `load_checkpoint(strict=False)` did not match.
+
+    They may be unpacked, as those of `Module.load_state_dict()`: `missing, unexpected = load_checkpoint(...)`.
+    """
 
     missing_keys: list[str]
     """Names of the module that are not in the files. They have the values of eager construction."""
     unexpected_keys: list[str]
     """Names in the files that the module does not have."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the names as plain values."""
-        return {name: plain(keys) for name, keys in self._asdict().items()}
+    def __iter__(self) -> Iterator[list[str]]:
+        return iter((self.missing_keys, self.unexpected_keys))
+
+    def _parts(self) -> list[Table]:
+        rows = [(field.name, name) for field, names in zip(fields(self), self, strict=True) for name in names]
+        return [Table(("not matched", "name"), rows)]
 
 
 def load_checkpoint(

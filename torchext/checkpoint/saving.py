@@ -12,17 +12,17 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import Module
 from typing_extensions import Self
 
 from .. import _C
-from ..internals.document import Column, Table
+from ..internals.document import Column, Document, Table
 from ..internals.held_tensors import shows_all
 from ..internals.text import bytes_of, in_units, progress_bar
 from .contents import SUFFIX, Contents, PlannedFile, PlannedFiles, plan_files, state_of
@@ -32,6 +32,7 @@ __all__ = [
     "LARGEST_PIECE",
     "LEAST_MEMORY",
     "Budget",
+    "CheckpointFile",
     "CheckpointPlan",
     "Pieces",
     "Plan",
@@ -40,6 +41,7 @@ __all__ = [
     "cut",
     "parts_of_shape",
     "plan_checkpoint",
+    "planned",
     "recorded_as",
     "save_safetensors",
 ]
@@ -50,8 +52,46 @@ LEAST_MEMORY = 4 << 20
 OTHER_SUFFIXES = {".pt", ".pth", ".bin", ".safetensor"}
 
 
-class CheckpointPlan(NamedTuple):
-    """The files that `save_safetensors` would write."""
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A file of a checkpoint.
+
+    Attributes:
+        name: Its name.
+        tensors: The number of its tensors.
+        nbytes: Its size.
+    """
+
+    name: str
+    tensors: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointPlan(Document):
+    """The files that `save_safetensors` would write.
+
+    Attributes:
+        place: Their folder.
+        files: The files with tensors.
+        index: The name of the index, if there are several files.
+    """
+
+    place: Path
+    files: tuple[CheckpointFile, ...]
+    index: str | None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files, without the index."""
+        return sum(file.nbytes for file in self.files)
+
+    def _parts(self) -> list[Table]:
+        return [Table(("file", "tensors", Column("bytes", in_units)), map(astuple, self.files))]
+
+
+class Plan(NamedTuple):
+    """What `save_safetensors` writes."""
 
     place: Path
     """The folder of the files."""
@@ -77,25 +117,13 @@ class CheckpointPlan(NamedTuple):
         related = re.compile(rf"{re.escape(self.stem)}(-\d{{5}}-of-\d{{5}})?{re.escape(SUFFIX)}(\.index\.json)?")
         return [path.name for path in self.place.iterdir() if related.fullmatch(path.name) and path.name not in own]
 
-    def _table(self) -> Table:
-        rows = [(file.name, len(file.header.places), file.header.file_size) for file in self.files.files]
-        return Table(("file", "tensors", Column("bytes", in_units)), rows)
-
-    def __str__(self) -> str:
-        return str(self._table())
-
-    def __repr__(self) -> str:
-        return f"CheckpointPlan({len(self.files.files)} files, {in_units(self.nbytes)}, in {str(self.place)!r})"
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the folder, and the name, tensors and bytes of each file, as plain values."""
-        return {"place": str(self.place), "bytes": self.nbytes, "files": self._table().to_dict()}
-
-
-Plan = CheckpointPlan
+    @property
+    def summary(self) -> CheckpointPlan:
+        """The plan for the caller."""
+        files = tuple(
+            CheckpointFile(file.name, len(file.header.places), file.header.file_size) for file in self.files.files
+        )
+        return CheckpointPlan(self.place, files, self.files.index_file[0] if self.files.index_file else None)
 
 
 def save_safetensors(
@@ -144,13 +172,10 @@ def save_safetensors(
             others are removed.
         ImportError: safetensors, or another library that an argument needs, is not installed.
     """
-    plan = plan_checkpoint(
-        source, path, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype, metadata=metadata
-    )
-    write_plan(plan, progress, resume)
+    write_plan(planned(source, path, max_shard_size, max_memory, dtype, metadata), progress, resume)
 
 
-def write_plan(plan: CheckpointPlan, progress: bool, resume: bool) -> None:
+def write_plan(plan: Plan, progress: bool, resume: bool) -> None:
     """Write the files of a plan: see `save_safetensors()`. `world()` replaces this function."""
     folder = Folder(plan.place, plan.stem)
     sizes = {file.name: file.header.file_size for file in plan.files.files}
@@ -188,6 +213,18 @@ def plan_checkpoint(
 
     It takes the same arguments and raises the same errors, except those of the file system.
     """
+    return planned(source, path, max_shard_size, max_memory, dtype, metadata).summary
+
+
+def planned(
+    source: Module | Mapping[str, torch.Tensor],
+    path: str | os.PathLike[str],
+    max_shard_size: int | str,
+    max_memory: int | str,
+    dtype: torch.dtype | None,
+    metadata: Mapping[str, str] | None = None,
+) -> Plan:
+    """Return what `save_safetensors` writes. It raises the errors of `plan_checkpoint()`."""
     budget = Budget(bytes_of(max_memory, "max_memory"))
     if budget.max_memory < LEAST_MEMORY:
         raise ValueError(
@@ -203,7 +240,7 @@ def plan_checkpoint(
     pieces = {name: cut(name, tensor, contents.dtype_of(name), budget) for name, tensor in computed.items()}
     place = target.parent if target.suffix == SUFFIX else target
     stem = target.stem if target.suffix == SUFFIX else "model"
-    return CheckpointPlan(place, files, pieces, contents, _digest_of(contents, files), budget, stem)
+    return Plan(place, files, pieces, contents, _digest_of(contents, files), budget, stem)
 
 
 def check_target(target: Path) -> None:
@@ -244,7 +281,7 @@ def _digest_of(contents: Contents, files: PlannedFiles) -> str:
     return found.hexdigest()
 
 
-def write_files(plan: CheckpointPlan, complete: set[str], progress: bool) -> None:
+def write_files(plan: Plan, complete: set[str], progress: bool) -> None:
     """Write the files that are not complete. Dry runs replace this function."""
     files = [file for file in plan.files.files if file.name not in complete]
     total = sum(plan.contents.nbytes_of(place.name) for file in files for place in file.header.places)
@@ -260,7 +297,7 @@ def write_files(plan: CheckpointPlan, complete: set[str], progress: bool) -> Non
 
 
 def _write_file(
-    plan: CheckpointPlan, file: PlannedFile, incomplete: IncompleteFile, writer: Writer, memory: _C.RecycledMemory
+    plan: Plan, file: PlannedFile, incomplete: IncompleteFile, writer: Writer, memory: _C.RecycledMemory
 ) -> None:
     incomplete.write(memoryview(file.header.content), 0)
     for place in file.header.places:

@@ -22,7 +22,7 @@ from torch.nn import Module
 
 from .. import _C
 from ..checkpoint.contents import SUFFIX
-from ..checkpoint.saving import LEAST_MEMORY, Plan, check_target, plan_checkpoint, save_safetensors
+from ..checkpoint.saving import LEAST_MEMORY, Plan, check_target, planned, save_safetensors
 from ..deferred_init import deferred_init, is_deferred
 from ..deferred_init.summaries import timed_operators
 from ..internals import terminal
@@ -120,10 +120,10 @@ def _results(options: argparse.Namespace) -> dict[str, Any]:
     model = _model_of_transformers(options.hf) if options.hf else _function(options.function, options.args)
     source = _construct(model, options)
     if options.plan:
-        plan = plan_checkpoint(source, out, max_shard_size=max_shard_size, max_memory=max_memory, dtype=dtype)
+        plan = planned(source, out, max_shard_size, max_memory, dtype)
         found = _describe(plan)
         if options.json != terminal.STDOUT:
-            print(plan, end="\n\n")
+            print(plan.summary, end="\n\n")
             _print(found, has_place=options.out is not None)
         return {"plan": found}
     shows_bar = not options.quiet and importlib.util.find_spec("tqdm") is not None

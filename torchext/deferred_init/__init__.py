@@ -26,7 +26,7 @@ from ..internals.text import in_units, progress_bar
 from . import ranks
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .recording import Recording, companions, state_of
-from .summaries import PlannedOperation, ReplayPlan, Summary, plan, summary
+from .summaries import ModuleSummary, OperatorSummary, PlannedOperation, ReplayPlan, Summary, plan, summary
 
 if TYPE_CHECKING:
     from ..check_init import InitCheck, MeshCheck, TensorCheck, check_init
@@ -37,6 +37,8 @@ __all__ = [
     "Explanation",
     "InitCheck",
     "MeshCheck",
+    "ModuleSummary",
+    "OperatorSummary",
     "PlannedOperation",
     "RecordedOperation",
     "RecordedValue",

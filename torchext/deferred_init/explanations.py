@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import Module
 
 from .. import _C
-from ..internals.document import Document, Table
+from ..internals.document import Items, Table
 from ..internals.held_tensors import held_tensors
-from ..internals.text import Items, plain
 
 __all__ = [
     "Explanation",
@@ -170,15 +169,16 @@ class Program:
         return f"%{number} as {text_of_tensor(tensor)}" + (f" at {tensor.offset}" if tensor.offset else "")
 
 
-class Explanation(Document, Items[RecordedOperation]):
+@dataclass(frozen=True, repr=False)
+class Explanation(Items[RecordedOperation]):
     """Recorded operations, in the order in which they were recorded. Prints as a program, with a line for each."""
 
-    def __init__(self, operations: Sequence[RecordedOperation], result: str) -> None:
-        super().__init__(operations)
-        self._result = result
+    operations: tuple[RecordedOperation, ...]
+    result: str
+    """The expression of the explained tensor."""
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self._items), f"return {self._result}"])
+        return "\n".join([*map(str, self), f"return {self.result}"])
 
     def _parts(self) -> list[Table]:
         rows = [
@@ -186,10 +186,6 @@ class Explanation(Document, Items[RecordedOperation]):
             for one in self
         ]
         return [Table(("values", "call", "draws", "source"), rows)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the operations, and the expression of the result, as plain values."""
-        return {"operations": plain(self._items), "result": self._result}
 
 
 def explain(tensor: torch.Tensor) -> Explanation:
@@ -216,7 +212,7 @@ def explain(tensor: torch.Tensor) -> Explanation:
         raise TypeError(f"explain() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
     program = Program([tensor])
     ((_, result),) = program.results
-    return Explanation(program.operations, result)
+    return Explanation(tuple(program.operations), result)
 
 
 def export_graph(module: Module, path: str | os.PathLike[str]) -> None:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import repeat
 from math import prod
 from operator import is_
 from statistics import median
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
-from typing_extensions import Self
 
 from .. import _C
-from ..internals.document import Column, Document, Table, as_html, as_text
+from ..internals.document import Column, Items, Table
 from ..internals.held_tensors import Held, held_tensors, storage_of
-from ..internals.text import Items, in_units, plain
+from ..internals.text import in_units
 from .explanations import PlannedCall, Program, RecordedOperation
 
-__all__ = ["PlannedOperation", "ReplayPlan", "Summary", "TimedOperator", "plan", "summary", "timed_operators"]
+__all__ = [
+    "ModuleSummary",
+    "OperatorSummary",
+    "PlannedOperation",
+    "ReplayPlan",
+    "Summary",
+    "TimedOperator",
+    "plan",
+    "summary",
+    "timed_operators",
+]
 
 
 def _milliseconds(seconds: float) -> str:
@@ -35,36 +44,65 @@ PARAMETERS = Column("parameters", "{:,}".format)
 COLUMNS = ("module", "class", PARAMETERS, BYTES, Column("of", in_units, is_optional=True), "state")
 OPERATORS = ("operator", Column("calls", "{:,}".format), BYTES, *DURATIONS)
 
-Row = tuple[Any, ...]
+
+@dataclass(frozen=True)
+class ModuleSummary:
+    """A row of `summary()`. The last one is the total, with an empty class.
+
+    Attributes:
+        module: The name of the module.
+        class_name: The name of its class.
+        parameters: The number of elements of its parameters.
+        nbytes: The bytes of its tensors.
+        whole_nbytes: The bytes of the whole tensors if it holds shards, or None.
+        state: The states of its tensors, such as `deferred, real`.
+        predicted: The predicted seconds to materialize it. None without times, and if no operator runs.
+        measured: The measured seconds, or None.
+    """
+
+    module: str
+    class_name: str
+    parameters: int
+    nbytes: int
+    whole_nbytes: int | None
+    state: str
+    predicted: float | None = None
+    measured: float | None = None
 
 
-class Summary(str):
-    """The tables of `summary()`, as text. In notebooks they are HTML."""
+@dataclass(frozen=True)
+class OperatorSummary:
+    """The calls of an operator that materializing runs.
 
-    __slots__ = ("_tables",)
-    _tables: tuple[Table, ...]
+    Attributes:
+        operator: The name and the overload.
+        calls: The number of calls.
+        nbytes: The bytes that they write.
+        predicted: The predicted seconds.
+        measured: The measured seconds, or None.
+    """
 
-    def __new__(cls, *tables: Table) -> Self:
-        """Return the text of `tables`: of modules, and maybe of operators."""
-        text = super().__new__(cls, as_text(tables))
-        text._tables = tables
-        return text
+    operator: str
+    calls: int
+    nbytes: int
+    predicted: float | None
+    measured: float | None
 
-    def __repr__(self) -> str:
-        return str(self)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Table, ...]]:
-        return type(self), self._tables
+@dataclass(frozen=True, repr=False)
+class Summary(Items[ModuleSummary]):
+    """The rows of `summary()`, which prints as tables."""
 
-    def _repr_html_(self) -> str:
-        return as_html(self._tables)
+    modules: tuple[ModuleSummary, ...]
+    """The modules, then the total."""
+    operators: tuple[OperatorSummary, ...] | None = None
+    """The operators, the slowest first. None without times."""
 
-    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of the modules, the total last, and those of the operators.
-
-        Sizes are in bytes, durations in seconds.
-        """
-        return dict(zip(("modules", "operators"), (table.to_dict() for table in self._tables), strict=False))
+    def _parts(self) -> Iterator[Table]:
+        columns = COLUMNS if self.operators is None else (*COLUMNS, *DURATIONS)
+        yield Table(columns, [astuple(row)[: len(columns)] for row in self.modules])
+        if self.operators:
+            yield Table(OPERATORS, map(astuple, self.operators))
 
 
 def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> Summary:
@@ -88,7 +126,7 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> Sum
             current operators work on. "predicted": compute nothing.
 
     Returns:
-        The table as a string, with `to_dict()`, and HTML in notebooks.
+        The rows, which print as tables.
 
     Raises:
         TypeError: `module` is not a module.
@@ -109,36 +147,35 @@ def summary(module: Module, *, time: bool | Literal["predicted"] = False) -> Sum
         raise ValueError(f'summary() takes False, True or "predicted" as `time`, but was given {time!r}.')
     held = _held_by_part(module)
     if not time:
-        return Summary(Table(COLUMNS, [(*names, *_figures(tensors)) for names, tensors in held]))
-    tensors = [item.tensor for _, items in held for item in items]
+        return Summary(tuple(_row(*part) for part in held))
+    tensors = [item.tensor for *_, items in held for item in items]
     operators = timed_operators(tensors, measured=time is True)
-    modules = [(*names, *_figures(items), *_durations(_needed_by(items, operators))) for names, items in held]
-    tables = [Table((*COLUMNS, *DURATIONS), modules)]
-    if operators:
-        tables.append(Table(OPERATORS, _by_name(operators)))
-    return Summary(*tables)
+    rows = (_row(*part, *_durations(_needed_by(part[-1], operators))) for part in held)
+    return Summary(tuple(rows), tuple(_by_name(operators)))
 
 
-def _held_by_part(module: Module) -> list[tuple[tuple[str, str], list[Held]]]:
+def _held_by_part(module: Module) -> list[tuple[str, str, list[Held]]]:
     """Return the name and the class of each module that holds tensors itself, with these. The total comes last."""
     parts = []
     everything: list[Held] = []
     for name, part in module.named_modules():
         if held := list(held_tensors(part, check_fn=partial(is_, part))):
-            parts.append(((name or "(self)", type(part).__name__), held))
+            parts.append((name or "(self)", type(part).__name__, held))
             everything += held
-    return [*parts, (("total", ""), everything)]
+    return [*parts, ("total", "", everything)]
 
 
-def _figures(held: Sequence[Held]) -> tuple[int, int, int | None, str]:
-    """Return the number of parameters, the bytes, those of the whole tensors if they are shards, and the state."""
+def _row(
+    name: str, class_name: str, held: Sequence[Held], predicted: float | None = None, measured: float | None = None
+) -> ModuleSummary:
     tensors = list({id(item.tensor): item.tensor for item in held}.values())
     parameters = {id(item.tensor): item.tensor for item in held if item.is_parameter}
     elements = sum(t.numel() for t in parameters.values() if not is_lazy(t))
     # By storage: views show bytes that their base also has.
     storages = dict(map(storage_of, tensors))
     nbytes = sum(storages.values())
-    return elements, nbytes, _size_of_whole(held, nbytes), ", ".join(sorted({_state(t) for t in tensors}))
+    whole, state = _size_of_whole(held, nbytes), ", ".join(sorted({_state(t) for t in tensors}))
+    return ModuleSummary(name, class_name, elements, nbytes, whole, state, predicted, measured)
 
 
 def _size_of_whole(held: Sequence[Held], nbytes: int) -> int | None:
@@ -155,7 +192,7 @@ def _needed_by(held: Iterable[Held], operators: Iterable[TimedOperator]) -> list
     return [operator for operator in operators if operator.storage in storages]
 
 
-def _by_name(operators: Iterable[TimedOperator]) -> Iterator[Row]:
+def _by_name(operators: Iterable[TimedOperator]) -> Iterator[OperatorSummary]:
     """Yield the rows of the operators, the slowest first."""
     calls: dict[str, list[TimedOperator]] = {}
     for one in operators:
@@ -165,7 +202,7 @@ def _by_name(operators: Iterable[TimedOperator]) -> Iterator[Row]:
         return sum(one.predicted if one.measured is None else one.measured for one in of)
 
     for name, same in sorted(calls.items(), key=lambda item: -duration(item[1])):
-        yield name, len(same), sum(one.nbytes for one in same), *_durations(same)
+        yield OperatorSummary(name, len(same), sum(one.nbytes for one in same), *_durations(same))
 
 
 def _durations(operators: Sequence[TimedOperator]) -> tuple[float | None, float | None]:
@@ -344,19 +381,19 @@ def _note(memory: Memory, nbytes: int) -> str:
     return notes.get(memory, in_units(nbytes))
 
 
-class ReplayPlan(Document, Items[PlannedOperation]):
+@dataclass(frozen=True, repr=False)
+class ReplayPlan(Items[PlannedOperation]):
     """The operators that a replay runs, in order. Prints as a program, with a line for each."""
 
-    def __init__(self, operations: Sequence[PlannedOperation], peak: int, written: int) -> None:
-        super().__init__(operations)
-        self.peak = peak
-        """The peak of the memory in use, in bytes, results included. Memory that kernels allocate is estimated."""
-        self.written = written
-        """The bytes that all operators write."""
+    operations: tuple[PlannedOperation, ...]
+    peak: int
+    """The peak of the memory in use, in bytes, results included. Memory that kernels allocate is estimated."""
+    written: int
+    """The bytes that all operators write."""
 
     def __str__(self) -> str:
         total = f"at most {in_units(self.peak)} at one time, {in_units(self.written)} written"
-        return "\n".join([*map(str, self._items), total])
+        return "\n".join([*map(str, self), total])
 
     def _parts(self) -> list[Table]:
         rows = [
@@ -370,10 +407,6 @@ class ReplayPlan(Document, Items[PlannedOperation]):
             for one in self
         ]
         return [Table(("values", "call", "way", "memory", BYTES), rows)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the operators, and the bytes held at most and written in all, as plain values."""
-        return {"operations": plain(self._items), "peak": self.peak, "written": self.written}
 
 
 def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
@@ -400,7 +433,7 @@ def plan(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> ReplayPlan:
         at most 96 B at one time, 96 B written
     """
     program = Program(_tensors_of(target), uses_computed=True)
-    return ReplayPlan(list(_in_order(program.planned)), program.peak, program.written)
+    return ReplayPlan(tuple(_in_order(program.planned)), program.peak, program.written)
 
 
 def _tensors_of(target: torch.Tensor | Iterable[torch.Tensor] | Module) -> list[torch.Tensor]:

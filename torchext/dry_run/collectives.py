@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
-from ..internals.document import Column, Document, Part, Table
+from ..internals.document import Column, Items, Part, Table
 from ..internals.text import in_units
 
 __all__ = [
@@ -133,20 +133,16 @@ class GroupSummary:
         return asdict(self)
 
 
-class CollectiveSummary(Document, list[GroupSummary]):
-    """The sums of `World.summary()`: a list that prints as a table."""
+@dataclass(frozen=True, repr=False)
+class CollectiveSummary(Items[GroupSummary]):
+    """The sums of `World.summary()`: a sequence that prints as a table."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rows as builtin types, for JSON."""
-        return {"rows": [row.to_dict() for row in self]}
+    rows: tuple[GroupSummary, ...]
 
     def _parts(self) -> list[Part]:
         columns = ("group", "ranks", "operator", "calls", Column("sent", in_units), Column("received", in_units))
-        rows = [tuple(row.to_dict().values())[:6] for row in self]
+        rows = [astuple(row)[:6] for row in self]
         return [Table(columns, rows)]
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def summarize(collectives: Iterable[Collective]) -> list[GroupSummary]:

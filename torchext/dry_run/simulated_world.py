@@ -92,7 +92,7 @@ class World:
 
     def summary(self) -> CollectiveSummary:
         """Return the collectives by group and operator, the most bytes first: a list that prints as a table."""
-        return CollectiveSummary(summarize(self._job.recorder.collectives))
+        return CollectiveSummary(tuple(summarize(self._job.recorder.collectives)))
 
     @property
     def values(self) -> list[AssumedValue]:

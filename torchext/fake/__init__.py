@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +16,7 @@ from ..descriptions import FakeGPU, PeakRates
 from ..errors import DataDependentError, UnsupportedOperatorError
 from ..internals.arguments import renamed_keywords, renamed_names
 from ..internals.calls import Block
+from ..internals.document import Document, Table
 from ..internals.leases import while_fakes_live
 from . import patches as patches  # declares the patches
 from .copying import FakeCopy
@@ -200,7 +202,8 @@ def _device_to_fake(device: torch.device | str | int) -> torch.device:
         ) from error
 
 
-class CacheInfo(NamedTuple):
+@dataclass(frozen=True)
+class CacheInfo(Document):
     """The statistics of the metadata cache since the process began or the cache was cleared.
 
     Attributes:
@@ -216,6 +219,9 @@ class CacheInfo(NamedTuple):
     uncacheable: int
     currsize: int
     maxsize: int
+
+    def _parts(self) -> list[Table]:
+        return [Table(("metadata cache", ""), self.to_dict().items())]
 
 
 def cache_info() -> CacheInfo:

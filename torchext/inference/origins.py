@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from .. import _C
+from ..internals.document import Document
 from ..internals.leases import Lease, settle, while_marks_live
 from ..internals.patching import Concerns, Function, patching_lock
 
 __all__ = ["Origin", "are_all_blocks_traced", "origin", "trace_origins"]
 
 
-class Origin(NamedTuple):
+@dataclass(frozen=True)
+class Origin(Document):
     """The source line that made a tensor: the innermost line outside of PyTorch and torchext.
 
     Attributes:
@@ -28,8 +31,8 @@ class Origin(NamedTuple):
     line: int
     function: str
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+    def _parts(self) -> list[str]:
+        return [f"{self.file}:{self.line} in {self.function}"]
 
 
 def origin(tensor: torch.Tensor) -> Origin | None:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from html import escape
 from textwrap import indent
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 from .text import plain
 
-__all__ = ["Code", "Column", "Document", "Part", "Picture", "Table", "Title", "as_html", "as_markdown", "as_text"]
+__all__ = [
+    "Code",
+    "Column",
+    "Document",
+    "Items",
+    "Part",
+    "Picture",
+    "Table",
+    "Title",
+    "as_html",
+    "as_markdown",
+    "as_text",
+]
+
+T = TypeVar("T")
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Document:
-    """A result that prints as text and shows as HTML in notebooks."""
-
-    __slots__ = ()
+    """A result that prints as text and shows as HTML in notebooks. Results are frozen dataclasses."""
 
     def _parts(self) -> Iterable[Part]:
         raise NotImplementedError
@@ -25,6 +39,33 @@ class Document:
 
     def _repr_html_(self) -> str:
         return as_html(self._parts())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, which `json.dumps()` takes."""
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Items(Document, Sequence[T]):
+    """A result that is also the sequence in its first field. Its `repr()` is its text."""
+
+    @property
+    def _items(self) -> Sequence[T]:
+        items: Sequence[T] = getattr(self, fields(self)[0].name)
+        return items
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class Title(NamedTuple):
@@ -64,7 +105,7 @@ class Column(NamedTuple):
     is_code: bool = False
 
 
-class Table(Document):
+class Table:
     """A table. A value of None is an empty cell. Numbers are aligned to the right.
 
     Args:
@@ -95,9 +136,6 @@ class Table(Document):
         names = [column.name for column, _ in self._columns]
         rows = zip(*(values for _, values in self._columns), strict=True)
         return [dict(zip(names, map(plain, row), strict=True)) for row in rows]
-
-    def _parts(self) -> Iterable[Part]:
-        return [self]
 
 
 Part: TypeAlias = str | Title | Code | Picture | Table

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple
 
 __all__ = [
-    "Items",
     "SourceLine",
     "bytes_of",
     "code_at",
@@ -20,38 +19,6 @@ __all__ = [
     "progress_bar",
     "source_line",
 ]
-
-
-# ---- Result objects as sequences and as plain values
-
-
-T = TypeVar("T")
-
-
-class Items(Sequence[T]):
-    """An immutable sequence whose `repr()` is its text."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = tuple(items)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        return self._items[index]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._items))
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def plain(value: Any) -> Any:

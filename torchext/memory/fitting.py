@@ -10,13 +10,12 @@ from math import inf, isinf
 from typing import Any, TypeVar
 
 import torch
-from typing_extensions import Self
 
 from ..descriptions import DEFAULT_VALUES, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, fake_mode, threads_inherit_blocks
 from ..fake.values import AssumedValue, ValuePolicy, as_policy, assuming_values
-from ..internals.document import Table, as_html
+from ..internals.document import Document, Table
 from ..internals.text import in_units, plain
 from .tracking import TrackedMemory, track_memory
 
@@ -27,8 +26,8 @@ T = TypeVar("T")
 NAME_A_MODEL = 'Pass the name of a model, such as gpu="H100-80GB", or FakeGPU(name, count=...) for several devices.'
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
+@dataclass(frozen=True, eq=False, repr=False)
+class Fit(Document):
     """Whether a program fits, and the memory that it needs. True in conditions if it fits.
 
     Attributes:
@@ -82,10 +81,10 @@ class Fit:
         places = len(self.assumed)
         return f"; values were assumed at {places} place{'s' if places > 1 else ''}" if places else ""
 
-    def _repr_html_(self) -> str:
+    def _parts(self) -> list[Table]:
         sizes = {"peak_reserved": self.peak_reserved, "peak_allocated": self.peak_allocated}
         rows = [*zip(sizes, map(in_units, sizes.values()), strict=True), ("capacity", self._limit.removeprefix("of "))]
-        return as_html([Table(("fits", "yes" if self.fits else "no"), rows)])
+        return [Table(("fits", "yes" if self.fits else "no"), rows)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer, sizes in bytes, the error and the tracked memory as plain values."""
@@ -94,34 +93,37 @@ class Fit:
         return found if not isinf(self.capacity) else {**found, "capacity": None, "headroom": None}  # as in JSON
 
 
-class MaxBatch(int):
+@dataclass(frozen=True)
+class MaxBatch(Document):
     """The size of the largest batch that fits.
 
+    It is true in conditions if any batch fits, equals the size, and is an index, as for `range()`.
+
     Attributes:
+        size: The size, or 0 if no batch fits.
         assumed: The reads of values that do not exist, in the run with this size, or for 0 with the smallest size, and
             the values that the program got instead.
     """
 
-    assumed: list[AssumedValue]
+    size: int
+    assumed: tuple[AssumedValue, ...] = ()
 
-    def __new__(cls, size: int, assumed: list[AssumedValue]) -> Self:
-        """Return the number `size` with the assumed values."""
-        batch = super().__new__(cls, size)
-        batch.assumed = assumed
-        return batch
+    def __bool__(self) -> bool:
+        return self.size > 0
 
-    def __reduce__(self) -> tuple[type[Self], tuple[int, list[AssumedValue]]]:
-        return type(self), (int(self), self.assumed)
+    def __index__(self) -> int:
+        return self.size
 
-    def __repr__(self) -> str:
-        return f"MaxBatch({int(self)})"
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MaxBatch):
+            return (self.size, self.assumed) == (other.size, other.assumed)
+        return self.size == other if isinstance(other, int) else NotImplemented
 
-    def __str__(self) -> str:
-        return int.__repr__(self)
+    def __hash__(self) -> int:
+        return hash(self.size)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the size and the assumed values as plain values."""
-        return {"size": int(self), "assumed": plain(self.assumed)}
+    def _parts(self) -> list[str]:
+        return [str(self.size)]
 
 
 def fits(
@@ -261,7 +263,7 @@ def max_batch(
         TorchextWarning: Steps fit, but allocate no memory on the GPU.
 
     Returns:
-        The size, or 0 if `multiple_of` does not fit, with the values that were assumed: `MaxBatch.assumed`.
+        The size, or 0 if `multiple_of` does not fit, with the values that were assumed.
 
     Raises:
         RuntimeError: As for `fits()`.
@@ -271,7 +273,7 @@ def max_batch(
 
     Example:
         >>> max_batch(lambda batch: lambda: torch.empty(batch, 2**28, device="cuda"), "H100")
-        MaxBatch(79)
+        MaxBatch(size=79, assumed=())
     """
     if min(steps, multiple_of) < 1:
         raise ValueError(f"`steps` ({steps}) and `multiple_of` ({multiple_of}) were expected to be 1 or more.")
@@ -307,4 +309,4 @@ def max_batch(
     size = good * multiple_of
     if size and not peaks[size]:
         _warn_of_empty_gpu("max_batch", described.name)
-    return MaxBatch(size, assumed.get(size or multiple_of, []))
+    return MaxBatch(size, tuple(assumed.get(size or multiple_of, ())))

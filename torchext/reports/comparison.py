@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ..internals.document import Column, Document, Part, Table, Title, as_markdown
-from ..internals.text import bytes_of, in_units, plain, source_line
+from ..internals.text import bytes_of, in_units, source_line
 from .model import USES_NO_GPU
 from .text import Report, operations
 
@@ -56,11 +56,6 @@ class Comparison(Document):
     def exceeds(self, limit: Limit) -> bool:
         """Return true if a peak grew by more than `limit`."""
         return any(limit.is_exceeded_by(peak) for rank in self.ranks for peak in rank.peaks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the differences as builtin types, for JSON."""
-        found: dict[str, Any] = plain({"notes": self.notes, "ranks": self.ranks})
-        return found
 
     def to_markdown(self) -> str:
         """Return the differences as Markdown, for a comment on a pull request: the peaks, and folded tables."""

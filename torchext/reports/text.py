@@ -210,8 +210,6 @@ class Report(Document):
         ValueError: `content` is not the report of a dry run, or has another version of the schema.
     """
 
-    __slots__ = ("_content",)
-
     _content: dict[str, Any]
 
     def __init__(self, content: Mapping[str, Any]) -> None:

@@ -287,7 +287,7 @@ def test_time_is_predicted_for_the_elements_that_are_computed() -> None:
             super().__init__()
             self.shard = nn.Parameter(torch.empty(4096, 256).normal_()[64:128].clone())
 
-    lines = summary(deferred_init(Model), time="predicted").splitlines()
+    lines = str(summary(deferred_init(Model), time="predicted")).splitlines()
     fill = next(line for line in lines if "normal_" in line)
     assert "64.00 KiB" in fill
 
