@@ -220,7 +220,9 @@ class TestRoute:
     ) -> None:
         assert commands.main(["route", *arguments, "--json", "-"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert [step["key"] for step in found["steps"] if step["turn"] != "skipped"] == keys
+        # Calls of fakes with lazy bits, in earlier tests, register more kernels there: `prepareForBits()`.
+        ignored = "TESTING_ONLY_GenericWrapper"
+        assert [step["key"] for step in found["steps"] if step["turn"] != "skipped" and step["key"] != ignored] == keys
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
