@@ -34,7 +34,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional
 
 from torchext import RanksDifferError
-from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor, ranks
+from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor, recording
 
 Build: TypeAlias = Callable[[], nn.Module]
 Engine: TypeAlias = Callable[[nn.Module], nn.Module]
@@ -667,7 +667,7 @@ def distributed_tensors_from_another_rank_0() -> None:
 
 @program()
 def distribution_of_real_and_deferred_tensors() -> None:
-    ranks.PATIENCE = timedelta(seconds=1)
+    recording.PATIENCE = timedelta(seconds=1)
     mesh = init_device_mesh("cpu", (2,))
     for placements in ON_A_LINE * 2:
         torch.manual_seed(dist.get_rank())

@@ -15,7 +15,7 @@ import transformers
 from common import kept_threads
 
 from torchext import commands
-from torchext.checkpoint import folder as folders
+from torchext.checkpoint import contents as folders
 
 
 def main(arguments: list[str]) -> int:

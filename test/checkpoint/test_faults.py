@@ -21,7 +21,7 @@ from checkpoint_programs import four_files, save_until_killed
 from torch import nn
 
 from torchext import CheckpointError
-from torchext.checkpoint import folder as folders
+from torchext.checkpoint import contents as folders
 from torchext.checkpoint import save_safetensors
 from torchext.deferred_init import deferred_init
 

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 import torchext
 from torchext.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
-from torchext.fake import fake_mode, is_fake
-from torchext.fake.patches import storages
+from torchext.fake import fake_mode, is_fake, storage_patches
 
 CHANGES_OF_METADATA = {
     "out": lambda tensor: torch.mul(torch.ones(3), 2, out=tensor.resize_(0)),
@@ -556,4 +555,4 @@ class TestWrapperThatIsAPartOfItself:
             torchext.fake.fake_like(wrapper)
 
     def test_is_searched_for_fakes_once(self, wrapper: torch.Tensor) -> None:
-        assert storages._find_fake([wrapper], set()) is None
+        assert storage_patches._find_fake([wrapper], set()) is None

@@ -26,8 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import torchext
 from torchext import commands
-from torchext.check_init.messages import Job
-from torchext.check_init.ranks import run_rank
+from torchext.check_init.ranks import Job, run_rank
 from torchext.deferred_init import check_init
 from torchext.fake import fake_mode
 

@@ -574,10 +574,12 @@ def test_scripts_run_as_by_python(fresh_command: Command, tmp_path: Path, monkey
 
 @pytest.mark.ci
 def test_compilers_are_ignored_and_reported(command: Command) -> None:
-    ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="))
+    ended = command(TRAIN.replace("optimizer =", "model = torch.compile(model)\n    optimizer ="), "--no-compile")
     assert ended.code == 0, ended.err
     assert re.search(
-        r"^torch.compile\(\) was ignored: .* not compiled \(\S*train.py:5 in <module>\)\.$", ended.out, re.MULTILINE
+        r"^torch.compile\(\) was ignored: .* not compiled \(--no-compile .*\) \(\S*train.py:5 in <module>\)\.$",
+        ended.out,
+        re.MULTILINE,
     )
     assert "OptimizedModule._orig_mod.0.weight" in ended.out
 
@@ -586,12 +588,12 @@ def test_compilers_are_ignored_and_reported(command: Command) -> None:
 def test_compiled_function_that_is_not_called_is_not_mentioned(command: Command) -> None:
     functions = "".join(f"    compiled{i} = torch.compile(lambda loss: 2 * loss)\n" for i in range(6))
     program = TRAIN.replace("    model =", functions + "    model =")
-    assert "torch.compile" not in command(program).out
+    assert "torch.compile" not in command(program, "--no-compile").out
     calls = " ".join(f"loss = compiled{i}(loss);" for i in range(6))
-    ended = command(program.replace("loss.backward()", calls + " loss.backward()"))
-    assert re.search(r"not compiled \((\S*train.py:\d+ in <module>, ){4}and 2 more\)\.$", ended.out, re.MULTILINE), (
-        ended.out
-    )
+    ended = command(program.replace("loss.backward()", calls + " loss.backward()"), "--no-compile")
+    assert re.search(
+        r"not compiled \(--no-compile .*\) \((\S*train.py:\d+ in <module>, ){4}and 2 more\)\.$", ended.out, re.MULTILINE
+    ), ended.out
 
 
 FLEX = """
@@ -617,7 +619,7 @@ FLEX = """
 @pytest.mark.ci
 def test_flex_attention_of_a_program_that_compiles_is_its_kernel(command: Command) -> None:
     compiled = {"create": "torch.compile(create_block_mask)", "attend": "torch.compile(flex_attention)"}
-    ended = command(FLEX.format(**compiled))
+    ended = command(FLEX.format(**compiled), "--no-compile")
     assert ended.code == 0, ended.err
     assert re.search(r"^mask 0 torch.Size\(\[1, 1, 32, 32\]\)$", ended.out, re.MULTILINE)
     # The result, its gradient, and those of the query, the key and the value are 4 MiB each.
@@ -651,7 +653,7 @@ def test_mask_of_blocks_that_a_compiled_module_makes_has_no_elements(command: Co
         {call}
         print("mask", torch.cuda.max_memory_allocated() >> 20)
         """,
-        "--to-end",
+        *("--to-end", "--no-compile"),
     )
     assert ended.code == 0, ended.err
     assert re.search(r"^mask 0$", ended.out, re.MULTILINE)
@@ -677,7 +679,7 @@ def test_flex_attention_that_is_not_compiled_computes_all_scores(command: Comman
 @pytest.mark.ci
 def test_mask_of_blocks_that_is_not_compiled_has_an_element_for_each_pair(command: Command) -> None:
     program = FLEX.format(create="create_block_mask", attend="torch.compile(flex_attention)")
-    ended = command(program)
+    ended = command(program, "--no-compile")
     assert ended.code == 0, ended.err
     assert int(re.findall(r"^mask (\d+)", ended.out, re.MULTILINE)[0]) >= 2 * 4096 * 4096 >> 20
 

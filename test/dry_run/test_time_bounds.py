@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchext.dry_run import TimeBound, World, bound_time, world
 from torchext.dry_run.simulated_world import job_of
-from torchext.dry_run.time.bounds import Run, Wait, least_time
+from torchext.dry_run.time import Run, Wait, least_time
 from torchext.dry_run.time.work import crossing_of
 from torchext.fake import FakeGPU, PeakRates
 from torchext.memory.tracking import counting_flops

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from typing import NamedTuple
 
-from torchext.memory.plots import in_units
+from torchext.memory.timeline import in_units
 
 from .reports import RankText
 

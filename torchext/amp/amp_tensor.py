@@ -21,10 +21,10 @@ from torch.utils import checkpoint
 from .. import _C
 from ..errors import TorchextWarning
 from ..internals import dispatch_keys  # noqa: F401  (declares patches of both features)
+from ..internals.events import users_frame
 from ..internals.held_tensors import reachable_tensors, tensors_in
 from ..internals.leases import while_autocasting, while_marks_live
 from ..internals.patching import DIFFERENCES, Concerns, Function
-from ..internals.source_lines import users_frame
 
 __all__ = ["AmpTensor", "is_amp", "to_amp", "to_normal"]
 

@@ -25,8 +25,7 @@ from .. import _C
 from ..internals.document import Column, Document, Table
 from ..internals.held_tensors import shows_all
 from ..internals.text import bytes_of, in_units, progress_bar
-from .contents import SUFFIX, Contents, PlannedFile, PlannedFiles, plan_files, state_of
-from .folder import Folder, IncompleteFile
+from .contents import SUFFIX, Contents, Folder, IncompleteFile, PlannedFile, PlannedFiles, plan_files, state_of
 
 __all__ = [
     "LARGEST_PIECE",

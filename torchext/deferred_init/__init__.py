@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 from .. import _C
 from ..internals.arguments import check_is_dtype
 from ..internals.calls import Block
+from ..internals.events import tracing
 from ..internals.held_tensors import Held, held_tensors, is_wrapper, parts_of
 from ..internals.imports import names_from
 from ..internals.leases import while_fakes_live
-from ..internals.source_lines import tracing
 from ..internals.text import in_units, progress_bar
-from . import ranks
+from . import recording
 from .explanations import Explanation, RecordedOperation, RecordedValue, explain, export_graph
 from .recording import Recording, companions, state_of
 from .summaries import ModuleSummary, OperatorSummary, PlannedOperation, ReplayPlan, Summary, plan, summary
@@ -251,7 +251,7 @@ def materialize_module(
     tensors.add(held)
     _check_wrappers_stay(tensors.wrapped, device, dtype)
     if check_ranks is not False:
-        ranks.check_ranks(held, None if check_ranks is True else check_ranks)
+        recording.check_ranks(held, None if check_ranks is True else check_ranks)
     wholes = list({id(part.whole): part.whole for part in held}.values())
     tensors.add(companions(wholes))
     for one in optimizers:

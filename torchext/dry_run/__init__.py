@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from ..reports.text import Report, load_report
     from .collectives import Collective, CollectiveSummary, GroupSummary, Place
     from .simulated_world import World, world
-    from .time.bounds import bound_time
+    from .time import bound_time
 else:  # hidden from type checkers, which otherwise accept any name
     __getattr__ = names_from(
         __name__,
         *("collectives", ".reports.comparison", ".reports.model", ".reports.text"),
-        *("time.bounds", "simulated_world", ".fake.values"),  # these import PyTorch
+        *("time", "simulated_world", ".fake.values"),  # these import PyTorch
     )
 
 __all__ = [

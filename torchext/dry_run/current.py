@@ -165,7 +165,7 @@ def being_rank_of(world: Job, *, is_launched: bool = True) -> Iterator[None]:
 
 
 JOB = "TORCHEXT_DRY_RUN_JOB"
-ENTERS = "torchext.dry_run.ranks.started"  # the module whose `enter()` such processes call
+ENTERS = "torchext.dry_run.ranks.child"  # the module whose `enter()` such processes call
 
 
 @contextmanager

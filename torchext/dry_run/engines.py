@@ -18,13 +18,13 @@ from torch.distributed.distributed_c10d import Backend
 
 from .. import _C
 from ..fake.cuda.compiler import compile_observers, why_not_compiled
+from ..fake.cuda.libraries import launch_observers
 from ..fake.cuda.streams import graph_observers
-from ..fake.cuda.triton import launch_observers
 from ..fake.higher_order import attending_by_kernel, that_may_not_run
 from ..fake.values import note_reading, while_values_are_assumed
 from ..internals.dispatch_keys import call_on_real_tensors
+from ..internals.events import place_of, users_frame
 from ..internals.patching import DIFFERENCES, Concerns, Function
-from ..internals.source_lines import place_of, users_frame
 from .current import Job, current, while_world_is_open
 from .messages import without_answers
 from .objects import assigned, others_sending

@@ -25,9 +25,9 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _C
 from ..internals.dispatch_keys import with_our_keys, without_our_keys
+from ..internals.events import place_of, users_frame
 from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
-from ..internals.source_lines import place_of, users_frame
 from .current import current, while_world_is_open
 from .protocol import CYCLE, FINISHED, OBJECTS, TO_ALL, Awaited, Channel, Message, Missing, Received, Sent, mismatch
 

@@ -20,10 +20,9 @@ from .. import _C
 from ..fake.cuda.streams import Clock, StreamKey, clock_of, is_put_off, listeners
 from ..fake.values import assumes_values, note_exchange
 from ..internals.dispatch_keys import without_our_keys
-from ..internals.events import is_in_backward
+from ..internals.events import is_in_backward, place_of, users_frame
 from ..internals.held_tensors import tensors_in
 from ..internals.patching import Function
-from ..internals.source_lines import place_of, users_frame
 from .collectives import Collective, Place
 from .current import current, while_rank_is_alone
 from .messages import agreed_values

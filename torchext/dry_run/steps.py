@@ -39,8 +39,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from ..fake.cuda.streams import is_put_off
-from ..internals.events import Listener, is_in_backward, subscribe
-from ..internals.source_lines import place_of, users_frame
+from ..internals.events import Listener, is_in_backward, place_of, subscribe, users_frame
 
 __all__ = ["PATIENCE", "Passes", "Round", "Rounds", "Steps"]
 

@@ -16,7 +16,6 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from .. import _C, amp, inference
-from ..amp import decorators
 from ..internals.calls import run_in_block
 from ..internals.leases import while_marks_live
 from ..internals.patching import Function
@@ -66,7 +65,7 @@ class RegionVariable(ContextWrappingVariable):
     def call_function(self, tx: Translator, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
         """Decorate a function that the traced code has made."""
         is_enabled = ConstantVariable.create(self.region.enabled)
-        return inline(tx, decorators.in_region, [self, is_enabled, *args], kwargs)
+        return inline(tx, amp.in_region, [self, is_enabled, *args], kwargs)
 
     def is_outermost(self, tx: Translator) -> VariableTracker:
         """Return the result of `region._is_outermost()`. Dynamo guards the state that it depends on."""
@@ -189,7 +188,7 @@ def _device_type_in_use(tx: Translator) -> VariableTracker:
 
 
 def _can_autocast(tx: Translator, device_type: VariableTracker) -> VariableTracker:
-    return ConstantVariable.create(decorators.can_autocast(device_type.as_python_constant()))
+    return ConstantVariable.create(amp.can_autocast(device_type.as_python_constant()))
 
 
 class AmpTensorClass(UserDefinedClassVariable):
@@ -215,10 +214,10 @@ BY_TYPE: dict[type, Any] = {amp.autocast: _wrap_region, _C.AutocastRegion: _wrap
 BY_OBJECT: list[tuple[Any, Any]] = [
     (amp.autocast, _wrap_region_class),
     (_C.AutocastRegion, _wrap_region_class),
-    (decorators.is_outermost, FunctionOfOurs.wrap(lambda tx, region: region.is_outermost(tx))),
+    (amp.is_outermost, FunctionOfOurs.wrap(lambda tx, region: region.is_outermost(tx))),
     (amp.AmpTensor, _wrap_amp_tensor_class),
     (_C.is_amp, FunctionOfOurs.wrap(_is_amp)),
-    (decorators.can_autocast, FunctionOfOurs.wrap(_can_autocast)),
+    (amp.can_autocast, FunctionOfOurs.wrap(_can_autocast)),
     (_C.autocast_device_type_in_use, FunctionOfOurs.wrap(_device_type_in_use)),
 ]
 

@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 
 from .. import _C, amp, inference
 from ..errors import TorchextWarning
-from ..inference.origins import are_all_blocks_traced, origin
+from ..inference import are_all_blocks_traced, origin
 from ..internals.calls import begin_generator, skip_frames
 from ..internals.held_tensors import storage_of, tensors_in
 from ..internals.patching import DIFFERENCES

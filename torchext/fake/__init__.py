@@ -18,11 +18,13 @@ from ..internals.arguments import renamed_keywords, renamed_names
 from ..internals.calls import Block
 from ..internals.document import Document, Table
 from ..internals.leases import while_fakes_live
-from . import patches as patches  # declares the patches
+
+# Most of these modules declare patches.
+from . import fake_tensor_mode, higher_order, meta_overrides, python_functions, storage_patches, tensor_patches  # noqa: F401
 from .copying import FakeCopy
 from .cuda import compiler as compiler
 from .cuda import functions
-from .cuda.triton import skip_triton_launches
+from .cuda.libraries import skip_triton_launches
 from .fake_tensor_mode import fakes_on_this_thread, inherit_blocks, threads_inherit_blocks
 
 __all__ = [

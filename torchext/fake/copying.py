@@ -23,8 +23,8 @@ __all__ = ["FakeCopy"]
 class FakeCopy(dict[int, Any]):
     """The objects that have been copied to fakes, by `id()`.
 
-    It is the memo of a `copy.deepcopy()`. `torchext.fake.patches` makes tensors and storages look up their copies in
-    it.
+    It is the memo of a `copy.deepcopy()`. Patches of tensors and storages look up their copies
+    in it.
     """
 
     def __init__(self, device: torch.device | None) -> None:

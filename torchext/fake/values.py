@@ -31,10 +31,9 @@ from .. import _C
 from ..descriptions import DEFAULT_VALUES, INTEGER, NUMBER, OTHER, SHAPE, TRUTH
 from ..errors import DataDependentError
 from ..internals.dispatch_keys import without_our_keys
-from ..internals.events import is_in_backward
+from ..internals.events import is_in_backward, place_of, users_frame
 from ..internals.leases import Lease
 from ..internals.patching import Function
-from ..internals.source_lines import place_of, users_frame
 from .routing import ROUTING, Balanced, Routing, make_routing, routing_module
 
 __all__ = [
@@ -58,7 +57,7 @@ __all__ = [
 OF_MODES = {
     str(Path(torch.__file__).parent / name)
     for name in ("_compile.py", "_ops.py", "_dynamo/eval_frame.py", "utils/_stats.py", "utils/flop_counter.py")
-} | {str(Path(__file__).parent / "patches/tensors.py")}  # replaces functions that read values
+} | {str(Path(__file__).parent / "tensor_patches.py")}  # replaces functions that read values
 
 # Largest number of distinct answers that a report shows for one place.
 MOST_ANSWERS = 3

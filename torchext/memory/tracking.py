@@ -16,10 +16,10 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _C
 from ..fake.addresses import showing_addresses
-from ..fake.cuda import memory
+from ..fake.cuda import devices
 from ..internals.events import Listener, subscribe
 from ..internals.held_tensors import parts_of
-from . import plots
+from . import timeline
 from .timeline import PINNED, Action, Allocation, Category, MemoryState, Phase, Timeline, save_snapshot, summed
 
 __all__ = ["Observer", "TrackedMemory", "counting_flops", "track_memory"]
@@ -296,7 +296,7 @@ class TrackedMemory:
         """Return a table: the peak by category, the modules and the largest tensors at that moment."""
         peak = self.peak_allocated(device)
         reserved = self.peak_reserved(device).reserved
-        return plots.report(peak, reserved, self.allocations(peak.device), largest)
+        return timeline.report(peak, reserved, self.allocations(peak.device), largest)
 
     def plot(self, path: str | Path, device: torch.device | str | None = None) -> None:
         """Plot the memory over time, by category.
@@ -311,11 +311,11 @@ class TrackedMemory:
         """
         peak = self.peak_allocated(device)
         path = Path(path)
-        plots.plot(
+        timeline.plot(
             path,
             self.timeline(peak.device, POINTS if path.suffix == ".html" else POINTS_OF_FIGURES),
             peak,
-            lambda events: self._allocations(peak.device, events, plots.LARGEST),
+            lambda events: self._allocations(peak.device, events, timeline.LARGEST),
         )
 
     def curve(self, device: torch.device | str | None = None) -> dict[str, Any]:
@@ -326,11 +326,11 @@ class TrackedMemory:
         """
         peak = self.peak_allocated(device)
         states = self.timeline(peak.device, POINTS)
-        return plots.curve_of(states, peak, lambda events: self._allocations(peak.device, events, plots.LARGEST))
+        return timeline.curve_of(states, peak, lambda events: self._allocations(peak.device, events, timeline.LARGEST))
 
     def save_snapshot(self, path: str | Path) -> None:
         """Save a pickle of all CUDA devices for PyTorch's memory viewer (pytorch.org/memory_viz)."""
-        segments = memory.segments()
+        segments = devices.segments()
         save_snapshot(Path(path), self._actions(), segments)
 
     def __str__(self) -> str:
@@ -338,8 +338,8 @@ class TrackedMemory:
 
     def __repr__(self) -> str:
         peaks = (
-            f"{name}: {plots.in_units(self.peak_allocated(name).allocated)} allocated and "
-            f"{plots.in_units(self.peak_reserved(name).reserved)} reserved at the peak"
+            f"{name}: {timeline.in_units(self.peak_allocated(name).allocated)} allocated and "
+            f"{timeline.in_units(self.peak_reserved(name).reserved)} reserved at the peak"
             for name in self.places
         )
         return f"TrackedMemory({', '.join(peaks) or 'no allocations'})"
@@ -348,7 +348,7 @@ class TrackedMemory:
         if not self.places:
             return ""
         peak = self.peak_allocated()
-        return plots.html_report(peak, self.peak_reserved().reserved, self.allocations(peak.device))
+        return timeline.html_report(peak, self.peak_reserved().reserved, self.allocations(peak.device))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the peaks of each device, and the bytes of each category and module at them, as plain values."""
@@ -472,15 +472,15 @@ def track_memory(*, trace: bool = False) -> Iterator[TrackedMemory]:
 
     timeline = _C.open_memory_tracker()
     observer = Observer(trace)
-    memory = TrackedMemory(timeline, observer)
+    devices = TrackedMemory(timeline, observer)
     try:
         with showing_addresses(), nullcontext() if _C.are_factories_fake() else _real_allocations():
             observer.begin()
             try:
-                yield memory
+                yield devices
             finally:
                 observer.end()
-                memory._end = timeline.count_events()
+                devices._end = timeline.count_events()
     finally:
         _C.close_memory_tracker()
 

@@ -15,7 +15,7 @@ from ..descriptions import INTEGER, KINDS, SHAPE
 from ..internals import terminal
 from ..internals.document import Code, Column, Document, Part, Picture, Table, Title, as_html, as_text
 from ..internals.text import in_units
-from ..memory.plots import page_of, table_of_categories, table_of_tensors
+from ..memory.timeline import page_of, table_of_categories, table_of_tensors
 from .model import FORWARD, USES_NO_GPU, sentence, table_of_operators, with_times_apart, with_times_in_place
 
 __all__ = ["Report", "fits", "html_report", "load_report", "operations", "text_report", "verdict"]

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...fake.values import programs_frame
+from ...internals.events import place_of
 from ...internals.patching import Function
-from ...internals.source_lines import place_of
 from ..current import current, while_world_is_open
 
 __all__: list[str] = []

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-from .originals import can_write, os_error, path_of, real, reopen, when_imported
 from .overlay import Overlay
-from .tree import parent_of, send
+from .tree import can_write, os_error, parent_of, path_of, real, reopen, send, when_imported
 
 __all__ = [
     "Entry",

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote
 
 from .functions import name_as
-from .originals import real, when_imported
 from .overlay import Overlay
-from .tree import exists_at
+from .tree import exists_at, real, when_imported
 
 __all__ = ["redirect_databases", "redirect_libraries"]
 

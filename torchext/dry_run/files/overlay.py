@@ -11,8 +11,19 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .originals import os_error, real, reopen_readers
-from .tree import Tree, copy_alike, copy_file, exists_at, is_folder_at, join, make_folder, parent_of
+from .tree import (
+    Tree,
+    copy_alike,
+    copy_file,
+    exists_at,
+    is_folder_at,
+    join,
+    make_folder,
+    os_error,
+    parent_of,
+    real,
+    reopen_readers,
+)
 
 __all__ = ["PLACEHOLDER", "Change", "Overlay", "activate", "active", "changes_in", "keep_files"]
 

@@ -27,11 +27,11 @@ from ...memory.timeline import summed
 from ...reports.model import FORWARD, HOST, STEP, Goal, RankReport, TimeBound
 from ..collectives import peers_of, summarize_phases
 from ..current import Job, announce
-from ..files.originals import about_refusal
+from ..files.tree import about_refusal
 from ..messages import Messages
 from ..simulated_world import World, job_of, world
 from ..steps import PATIENCE, Passes, Steps
-from ..time.bounds import Recording, why_unbounded
+from ..time import Recording, why_unbounded
 
 __all__ = ["Finished", "Progress", "run_rank"]
 

@@ -19,9 +19,8 @@ from torch.nn.parallel import comm
 
 from ... import _C
 from ...internals.patching import Function
-from .devices import DEVICES, answers, while_devices_exist
+from .devices import DEVICES, MEMORY, answers, while_devices_exist
 from .libraries import LIBRARIES, NO_KERNELS, NO_POOLS, cudart, refusing_call, settings
-from .memory import MEMORY
 from .streams import STREAMS, is_capturing
 
 __all__ = ["ADDED", "REFUSED", "REPLACED", "SETTINGS", "TUNING", "refuse_tuning"]

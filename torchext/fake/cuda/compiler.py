@@ -28,13 +28,12 @@ import torch
 
 from ... import _C
 from ...internals.dispatch_keys import with_our_keys, without_our_keys
-from ...internals.events import unobserved
+from ...internals.events import GENERATED, is_users, place_of, unobserved, users_frame
 from ...internals.patching import TORCH_RELEASE, Function
-from ...internals.source_lines import GENERATED, is_users, place_of, users_frame
 from ...version import TRITON
 from ..addresses import showing_addresses
 from .devices import while_devices_exist
-from .triton import note_launch
+from .libraries import note_launch
 
 __all__ = ["BREAK", "GRAPH", "IGNORED", "RECOMPILED", "compile_observers", "why_not_compiled"]
 

@@ -20,9 +20,8 @@ from ...descriptions import FakeGPU, as_fake_gpu
 from ...internals.leases import while_fakes_live
 from ...internals.patching import Function, once
 from .builds import refuse_tuning
-from .devices import QUERIES, answers, forget_answers, while_devices_exist
+from .devices import QUERIES, answers, forget_answers, forget_program, while_devices_exist
 from .libraries import NO_POOLS, refusing_call, settings
-from .memory import forget_program
 from .streams import GRAPHS, FakeEvent, FakeGraph, FakePool, FakeStream, current_stream, set_stream
 
 __all__ = ["apply_default_type", "fake_cuda", "forget_default_type", "leave_default_type", "same_devices"]

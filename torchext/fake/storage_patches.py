@@ -20,15 +20,15 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing import reductions
 from torch.nn import Module
 
-from ... import _C
-from ...errors import TorchextWarning
-from ...internals.dispatch_keys import is_constructing, making_fakes
-from ...internals.held_tensors import inner_tensors, is_wrapper
-from ...internals.leases import while_fakes_live
-from ...internals.patching import Concerns, Function
-from ..addresses import Known, address_of, are_addresses_shown, is_of_fakes, storage_description, storage_from
-from ..copying import FakeCopy
-from ..cuda.functions import fake_cuda
+from .. import _C
+from ..errors import TorchextWarning
+from ..internals.dispatch_keys import is_constructing, making_fakes
+from ..internals.held_tensors import inner_tensors, is_wrapper
+from ..internals.leases import while_fakes_live
+from ..internals.patching import Concerns, Function
+from .addresses import Known, address_of, are_addresses_shown, is_of_fakes, storage_description, storage_from
+from .copying import FakeCopy
+from .cuda.functions import fake_cuda
 
 __all__ = ["copied_bytes", "make_real", "no_data"]
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
-from .. import _C
-from ..errors import TorchextFutureWarning
-from ..internals.calls import call_in_block
-from ..internals.held_tensors import inner_tensors, is_wrapper, reachable_tensors
-from .origins import Origin, origin, trace_origins
+from . import _C
+from .errors import TorchextFutureWarning
+from .internals.calls import call_in_block
+from .internals.document import Document
+from .internals.held_tensors import inner_tensors, is_wrapper, reachable_tensors
+from .internals.leases import Lease, settle, while_marks_live
+from .internals.patching import Concerns, Function, patching_lock
 
 __all__ = [
     "Origin",
@@ -29,13 +33,143 @@ __all__ = [
 ]
 
 
+# ---- The source lines of inference tensors: `origin()`, and notes on errors that operators do not raise
+
+
+@dataclass(frozen=True)
+class Origin(Document):
+    """The source line that made a tensor: the innermost line outside of PyTorch and torchext.
+
+    Attributes:
+        file: The file of the line.
+        line: Its number.
+        function: The name of its function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def _parts(self) -> list[str]:
+        return [f"{self.file}:{self.line} in {self.function}"]
+
+
+def origin(tensor: torch.Tensor) -> Origin | None:
+    """Return the source line that made an inference tensor.
+
+    Args:
+        tensor: Any tensor. An inference tensor has an origin if an operator made it in `inference_mode(trace=True)` or
+            after `trace_origins()`. A view that was made elsewhere has the origin of its base.
+
+    Returns:
+        The line. None for a normal tensor, for a tensor that was not traced, and for a tensor that was not made by an
+        operator, such as the result of `torch.from_numpy()` or of a transform of `torch.func`.
+
+    Raises:
+        TypeError: `tensor` is not a tensor.
+
+    Example:
+        >>> with inference_mode(trace=True):
+        ...     x = torch.ones(2)
+        >>> print(origin(x))
+        <...>:2 in <module>
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"origin() takes a tensor, but `tensor` is a {type(tensor).__name__}.")
+    found = re.fullmatch(r"(.*):(\d+) in (.*)", _C.origin_of(tensor), re.DOTALL)
+    return None if found is None else Origin(found[1], int(found[2]), found[3])
+
+
+def trace_origins(enabled: bool = True) -> None:
+    """Trace all blocks of inference mode in the process, or stop tracing them.
+
+    This does for every block that any thread enters from now on, and for the innermost block of this thread, what
+    `inference_mode(trace=True)` does for one block. It includes PyTorch's `torch.inference_mode`, but not C++'s
+    `c10::InferenceMode`.
+
+    Args:
+        enabled: False to stop. Open blocks are still traced, and recorded lines are kept.
+    """
+    _C.trace_origins_in_blocks(enabled)
+    _hold_while_tracing(enabled)
+    if enabled and torch.is_inference_mode_enabled():
+        _trace_here()
+
+
+def are_all_blocks_traced() -> bool:
+    """Return True after `trace_origins()`."""
+    return _is_tracing_all
+
+
+def _trace_here() -> None:
+    _C.trace_origins_here()
+    settle(is_urgent=True)
+
+
+_while_all_blocks_trace = Lease("trace_origins() is on")
+_is_tracing_all = False
+
+
+def _hold_while_tracing(enabled: bool) -> None:
+    global _is_tracing_all
+    with patching_lock:
+        if enabled and not _is_tracing_all:
+            _while_all_blocks_trace.acquire()
+        elif not enabled and _is_tracing_all:
+            _while_all_blocks_trace.release()
+        _is_tracing_all = enabled
+
+
+@_while_all_blocks_trace.replaces(torch.inference_mode, "__enter__", reason="runs no operator when a block begins")
+def _enter(original: Function, self: torch.inference_mode) -> None:
+    original(self)
+    if self.mode:
+        _trace_here()  # until PyTorch's guard restores the keys of the thread
+
+
+@_while_all_blocks_trace.replaces(torch.inference_mode, "__exit__", reason="runs no operator when a block ends")
+def _exit(original: Function, self: torch.inference_mode, *error: Any) -> Any:
+    result = original(self, *error)
+    _C.drop_stale_demands()
+    return result
+
+
+# A class method, in Python before 2.15 and in C since then. `forward()` may have closed over inference tensors.
+@while_marks_live.replaces(torch.autograd.Function, "apply", reason="checks saved tensors after forward() has returned")
+@while_marks_live.replaces(
+    torch.Tensor,
+    "_version",
+    reason="raises errors about inference tensors without calling an operator",
+    concerns=Concerns.MARKS,
+)
+def _add_notes(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    """Add notes to errors that operators do not raise."""
+    try:
+        return original(*args, **kwargs)
+    except RuntimeError as error:
+        _add_note(error, args)
+        raise
+
+
+def _add_note(error: RuntimeError, values: Iterable[Any]) -> None:
+    if "nference tensor" not in str(error) or getattr(error, "__notes__", None):
+        return
+    lines = {_C.origin_of(value): None for value in values if isinstance(value, torch.Tensor)}
+    lines.pop("", None)
+    if lines and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note("The inference tensors among the arguments were created at\n  " + "\n  ".join(lines))
+
+
+# ---- PyTorch's inference mode, with faster entry, and tools for using its tensors outside of it
+
+
 def __dir__() -> list[str]:
     return __all__
 
 
 T = TypeVar("T")
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
@@ -72,7 +206,7 @@ class inference_mode(_C.InferenceBlock):  # noqa: N801 - PyTorch's name
 
     __slots__ = ()
 
-    def __call__(self, function: Function) -> Function:
+    def __call__(self, function: F) -> F:
         """Decorate `function`."""
         return _decorated(self, function)
 
@@ -109,7 +243,7 @@ class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
 
     __slots__ = ()
 
-    def __call__(self, function: Function) -> Function:
+    def __call__(self, function: F) -> F:
         """Decorate `function`."""
         return _decorated(self, function)
 
@@ -120,7 +254,7 @@ class normal_tensors(_C.NormalTensorsBlock):  # noqa: N801 - as inference_mode
         return "normal_tensors()"
 
 
-def _decorated(block: inference_mode | normal_tensors, function: Function) -> Function:
+def _decorated(block: inference_mode | normal_tensors, function: F) -> F:
     if not callable(function):
         raise TypeError(f"{type(block).__name__} decorates functions, but this is a {type(function).__name__}.")
     if not inspect.isclass(function):
@@ -131,7 +265,7 @@ def _decorated(block: inference_mode | normal_tensors, function: Function) -> Fu
         TorchextFutureWarning,
         stacklevel=3,
     )
-    return cast("Function", call_in_block(block, lambda *args, **kwargs: function(*args, **kwargs)))
+    return cast("F", call_in_block(block, lambda *args, **kwargs: function(*args, **kwargs)))
 
 
 def is_inference_mode_enabled() -> bool:

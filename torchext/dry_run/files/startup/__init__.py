@@ -1,1 +1,0 @@
-"""A folder for `PYTHONPATH`: Python runs its `sitecustomize.py` at startup."""

@@ -1,1 +1,0 @@
-"""Code that runs in the processes of a suite, found by path: baseline processes must not import torchext."""
