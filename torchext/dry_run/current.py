@@ -75,10 +75,6 @@ class Job:
         """Add a remark to the report, once for all places of the program."""
         self._remarks.setdefault(text, {})[place] = None
 
-    def has_remark(self, text: str) -> bool:
-        """Return true if `text` is a remark of the report."""
-        return text in self._remarks
-
     def count_launch(self, kernel: str) -> None:
         """Count a launch of a kernel that Triton would have compiled."""
         self._launches[kernel] += 1
