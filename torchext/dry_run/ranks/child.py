@@ -104,12 +104,6 @@ def _print(text: str) -> None:
     print(f"[dry run] {text}", file=sys.stderr, flush=True)
 
 
-if __name__ == "__main__":
-    _run_child(Path(sys.argv[1]), Path(sys.argv[2]))
-    _flush()
-    os._exit(0)  # threads of the interrupted program may wait forever
-
-
 # ---- Python processes that the program of a dry run starts: they have the same job and fake GPUs as the rank
 #
 # They begin without PyTorch. `files/startup/sitecustomize.py` calls `enter()` when one has imported it. The rank does
@@ -143,7 +137,7 @@ def enter() -> None:
 def _leave(blocks: ExitStack) -> None:
     peaks = {i: torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())}
     if any(peaks.values()):
-        real = sys.modules["torchext_dry_run_files.originals"].real
+        real = sys.modules["torchext_dry_run_files.tree"].real
         path = f"{files_apart().folder}/{NOTES}{os.getpid()}"
         note = real.open(f"{path}.part", os.O_CREAT | os.O_WRONLY, 0o600)
         real.write(note, pickle.dumps((sys.orig_argv, peaks)))
@@ -151,3 +145,9 @@ def _leave(blocks: ExitStack) -> None:
         real.rename(f"{path}.part", path)
     with suppress(RuntimeError):  # entered on another thread
         blocks.close()
+
+
+if __name__ == "__main__":
+    _run_child(Path(sys.argv[1]), Path(sys.argv[2]))
+    _flush()
+    os._exit(0)  # threads of the interrupted program may wait forever
