@@ -3,9 +3,10 @@
     make oracle                                    # all programs, without a GPU
     cd test python -m oracle.compare                       # all programs, on a GPU
     python -m oracle.compare gpt compiled:gpt      # some
+    python -m oracle.compare --gpu=A100-80GB       # on another GPU
     python -m oracle.compare --events=gpt          # where the allocations of a program differ
 
-Needs a CUDA build of PyTorch, and a Hopper GPU, or in NULLCUDA the path of the null driver. A program runs in two
+Needs a CUDA build of PyTorch, and that GPU, or in NULLCUDA the path of the null driver. A program runs in two
 processes, each for three steps: on fakes, and with the real host code, the real allocator, and, on a machine without a
 GPU, kernels that do nothing. cuDNN is disabled, because neither can determine its allocations.
 """
@@ -29,8 +30,8 @@ TEST = Path(__file__).resolve().parent.parent
 STEPS = 3
 COMPILED = "compiled:"  # the first part of the names of programs whose model is compiled
 # Programs that call parts of their model, which would not be compiled.
-IN_PARTS = ("lstm_cell", "gru_cell", "graph", "lstm", "gru_both_ways", "bags")
-GPU = "H100-80GB"  # simulated by the null driver
+NOT_COMPILED = ("lstm_cell", "gru_cell", "graph", "lstm", "gru_both_ways", "bags", "sampling")
+GPU = "ORACLE_GPU"  # the variable of the environment with the name of the GPU
 # In percent. Larger differences are failures.
 ALLOCATED_BOUND = 0.5
 RESERVED_BOUND = 1.0
@@ -58,12 +59,13 @@ def world(*, is_fake: bool) -> Iterator[None]:
     from torchext.fake import FakeGPU, fake_mode
     from torchext.fake.values import assuming_values
 
-    with fake_mode(gpu=FakeGPU(GPU)), assuming_values():
+    with fake_mode(gpu=FakeGPU(os.environ[GPU])), assuming_values():
         yield
 
 
 def step_of(name: str) -> Any:
     """Construct a program, and return the function that makes a step of it."""
+    from oracle.compiled_programs import COMPILED_PROGRAMS
     from oracle.programs import PROGRAMS
     from oracle.training import compiling
 
@@ -72,8 +74,11 @@ def step_of(name: str) -> Any:
         import torch._inductor.config
 
         torch._inductor.config.shape_padding = False  # timing decides, and kernels of the null driver take no time
+    name = name.removeprefix(COMPILED)
+    if name in COMPILED_PROGRAMS:
+        return COMPILED_PROGRAMS[name]()
     with compiling() if is_compiled else contextlib.nullcontext():
-        return PROGRAMS[name.removeprefix(COMPILED)]()
+        return PROGRAMS[name]()
 
 
 def run_peaks(name: str, *, is_fake: bool) -> Peaks:
@@ -123,7 +128,23 @@ def environment(*, is_fake: bool) -> dict[str, str]:
     folder = Path(driver.rpartition(":")[2]).parent
     compiler = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("TRITON", "TORCHINDUCTOR")}
     compiler |= {"TRITON_LIBCUDA_PATH": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    return dict(os.environ, TORCHEXT_ORACLE_CHILD="real", LD_PRELOAD=driver, **compiler)
+    return dict(os.environ, TORCHEXT_ORACLE_CHILD="real", LD_PRELOAD=driver, **compiler, **null_gpu(os.environ[GPU]))
+
+
+def null_gpu(name: str) -> dict[str, str]:
+    """Return the variables with which the null driver simulates this GPU."""
+    from torchext.descriptions import FakeGPU
+
+    gpu = FakeGPU(name)
+    described = {
+        "TOTAL": gpu.memory,
+        "SMS": gpu.multiprocessors,
+        "THREADS_PER_SM": gpu.max_threads_per_multiprocessor,
+        "CAPABILITY": 10 * gpu.capability[0] + gpu.capability[1],
+        "L2_CACHE": gpu.l2_cache,
+        "SHARED_MEMORY": gpu.shared_memory_per_block_optin,
+    }
+    return {f"NULLCUDA_{name}": str(value) for name, value in described.items()}
 
 
 def why_impossible() -> str | None:
@@ -173,8 +194,8 @@ def both(name: str) -> tuple[Peaks, Peaks] | RuntimeError:
         return error
 
 
-def compare(names: list[str], jobs: int) -> bool:
-    """Print a table, and return whether all programs are within the bounds."""
+def compare(names: list[str], jobs: int, record: Path | None) -> bool:
+    """Print a table, and return whether all programs are within the bounds. Write the real peaks to `record`."""
     print("| program | allocated (MiB) | difference | reserved (MiB) | difference |\n| --- | --: | --: | --: | --: |")
     is_good = True
     for name, peaks in zip(names, ThreadPoolExecutor(jobs).map(both, names), strict=True):
@@ -183,6 +204,9 @@ def compare(names: list[str], jobs: int) -> bool:
             is_good = False
             continue
         real, fake = peaks
+        if record is not None:
+            with record.open("a", encoding="utf-8") as file:
+                print(os.environ[GPU], name, *real.allocated, *real.reserved, sep="\t", file=file)
         allocated = differences(real.allocated, fake.allocated)
         reserved = differences(real.reserved, fake.reserved)
         is_good = is_good and abs(allocated) <= ALLOCATED_BOUND and abs(reserved) <= RESERVED_BOUND
@@ -191,14 +215,25 @@ def compare(names: list[str], jobs: int) -> bool:
     return is_good
 
 
+def compiled_programs() -> list[str]:
+    """Return the names of the programs that are compiled."""
+    from oracle.compiled_programs import COMPILED_PROGRAMS
+    from oracle.programs import PROGRAMS
+
+    return [f"{COMPILED}{name}" for name in [*COMPILED_PROGRAMS, *PROGRAMS] if name not in NOT_COMPILED]
+
+
 def main() -> int:
     from oracle.programs import PROGRAMS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", help="of programs.py; all by default")
     parser.add_argument("--jobs", type=int, default=1, help="how many programs run at once")
+    parser.add_argument("--gpu", default=os.environ.get(GPU, "H100-80GB"), help="the model of the GPU")
+    parser.add_argument("--record", metavar="FILE", type=Path, help="append the peaks in the CUDA build to a file")
     parser.add_argument("--events", metavar="PROGRAM", help="show where the allocations of a program differ")
     given = parser.parse_args()
+    os.environ[GPU] = given.gpu
     child = os.environ.get("TORCHEXT_ORACLE_CHILD")
     if child is not None:
         is_fake = child == "fake"
@@ -211,8 +246,8 @@ def main() -> int:
     if given.events:
         show_events(given.events)
         return 0
-    compiled = [f"{COMPILED}{name}" for name in PROGRAMS if name not in IN_PARTS]
-    return 0 if compare(given.programs or [*PROGRAMS, *compiled], given.jobs) else 1
+    names = given.programs or [*PROGRAMS, *compiled_programs()]
+    return 0 if compare(names, given.jobs, given.record) else 1
 
 
 if __name__ == "__main__":

@@ -213,7 +213,19 @@ def place_of(frame: FrameType | None) -> str:
 
 
 def _current_line() -> str:
-    return place_of(users_frame())
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(GENERATED) and (line := _line_of_generated(frame)):
+            return line
+        frame = frame.f_back
+    return place_of(frame)
+
+
+def _line_of_generated(frame: FrameType) -> str:
+    """Return the line of the program from which the compiler has generated the line of a frame, if it is known."""
+    cache = sys.modules["torch._inductor.codecache"].PyCodeCache
+    frames = cache.stack_frames_for_code(frame.f_code.co_filename, frame.f_lineno) or ()
+    return next((f"{f['filename']}:{f['line']} in {f['name']}" for f in frames if is_users(f["filename"])), "")
 
 
 _C.provide("current_line", _current_line)
