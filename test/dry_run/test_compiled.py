@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch._inductor import config
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from torchext import inspect
 from torchext.dry_run import World, world
@@ -73,6 +77,16 @@ def test_fused_operators_allocate_only_their_result() -> None:
 
     assert peak_of(chain, compiles=False) == 2 * 4 * MIB
     assert peak_of(chain, compiles=True) == 4 * MIB
+
+
+@pytest.mark.skipif(not hasattr(config, "wrap_inductor_compiled_regions"), reason="not in this PyTorch")
+def test_compiled_code_in_a_selective_checkpoint_is_compiled() -> None:
+    with config.patch(wrap_inductor_compiled_regions=True), world(1, gpu="H100-80GB"):
+        attend = torch.compile(flex_attention)
+        x = torch.zeros(1, 4, 4096, 64, device="cuda", requires_grad=True)
+        choose = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+        checkpoint(lambda x: attend(x, x, x), x, use_reentrant=False, context_fn=choose).sum().backward()
+        assert torch.cuda.max_memory_allocated() < 64 * MIB  # the scores would have 256 MiB
 
 
 @pytest.mark.ci
