@@ -89,6 +89,18 @@ def test_compiled_code_in_a_selective_checkpoint_is_compiled() -> None:
         assert torch.cuda.max_memory_allocated() < 64 * MIB  # the scores would have 256 MiB
 
 
+def test_repeated_draws_of_a_checkpoint_need_no_assumed_values() -> None:
+    def attend(x: Tensor) -> Tensor:
+        query = x.view(1, 8, 16, 64)
+        return nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=0.1).view_as(x)
+
+    state = torch.get_rng_state()
+    with world(1, gpu="H100-80GB", values="raise"):
+        model = nn.Linear(64, 64).cuda()
+        train(model, torch.compile(lambda x: checkpoint(lambda x: attend(model(x)), x, use_reentrant=False)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.ci
 def test_partitioner_recomputes_what_is_cheap() -> None:
     def saved(compiles: bool) -> int:

@@ -219,6 +219,17 @@ def _fold(original: Function, /, *args: Any) -> Any:
 # ---- What generated code calls
 
 
+@while_devices_exist.replaces(
+    "torch._functorch._aot_autograd.runtime_wrappers", "initialize_rng_states", reason="reads seeds that it draws"
+)
+def _seed(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    with ExitStack() as block:
+        if _C.fake_cuda_devices():
+            block.enter_context(torch.random.fork_rng(devices=()))
+            block.enter_context(without_our_keys())
+        return original(*args, **kwargs)
+
+
 class _Kernel:
     """A kernel of a fake GPU."""
 
