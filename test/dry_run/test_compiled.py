@@ -101,6 +101,19 @@ def test_repeated_draws_of_a_checkpoint_need_no_assumed_values() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 0).sum() + x,
+        lambda x: torch.full_like(x, 3) * x + torch.zeros(4, device="cuda", dtype=torch.int64) + torch.ones_like(x),
+    ],
+    ids=["product with zero", "factories"],
+)
+def test_constants_of_graphs_are_known(function: Callable[[Tensor], Tensor]) -> None:
+    with world(1, gpu="H100-80GB", values="raise"):
+        torch.compile(function)(torch.ones(4, device="cuda", dtype=torch.int64))
+
+
 @pytest.mark.ci
 def test_partitioner_recomputes_what_is_cheap() -> None:
     def saved(compiles: bool) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ... import _C
-from ...internals.dispatch_keys import with_our_keys, without_our_keys
+from ...internals.dispatch_keys import making_fakes, with_our_keys, without_our_keys
 from ...internals.events import GENERATED, is_users, place_of, unobserved, users_frame
 from ...internals.patching import TORCH_RELEASE, Function
 from ...version import TRITON
@@ -208,11 +208,18 @@ def _avoid_device_init(original: Function, self: Any) -> bool:
 
 
 @while_devices_exist.replaces(
+    "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder",
+    "_add_peephole_patterns",
+    reason="makes and reads tensors on the device",
+)
+@while_devices_exist.replaces(
     "torch._inductor.constant_folding:ConstantFolder", "run_node", reason="computes and reads tensors on the device"
 )
 def _fold(original: Function, /, *args: Any) -> Any:
-    """Compute small fakes, whose values are known."""
-    with with_our_keys() if _C.fake_cuda_devices() else nullcontext():
+    """Compute small fakes, whose values are known. PyTorch's `FakeTensorMode` is open."""
+    if not _C.fake_cuda_devices():
+        return original(*args)
+    with with_our_keys(), making_fakes():
         return original(*args)
 
 
