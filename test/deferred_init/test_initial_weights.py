@@ -75,7 +75,7 @@ def names_of(found: Any, is_different: bool = True) -> list[str]:
     ],
 )
 def test_right_program_is_the_same_on_every_mesh(engine: str, meshes: list[str], deferred: bool) -> None:
-    found = check_init(build, meshes, engine=engine, plan=PLAN, deferred=deferred)
+    found = check_init(build, meshes, engine=engine, tp_plan=PLAN, deferred=deferred)
     assert found.is_same, found
     assert [len(mesh.ranks) for mesh in found] == [torch.Size(one.mesh.values()).numel() for one in found]
     assert {mesh.tensors for mesh in found} == {16}
@@ -154,7 +154,7 @@ def test_values_that_rank_0_sends_are_those_of_rank_0(deferred: bool) -> None:
         return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(3))
 
     plan = {"0": ColwiseParallel()}
-    assert check_init(seeded_by_rank, "tp=4", engine="tp", plan=plan, deferred=deferred).is_same
+    assert check_init(seeded_by_rank, "tp=4", engine="tp", tp_plan=plan, deferred=deferred).is_same
     assert check_init(seeded_by_rank, "data=3", engine="ddp", deferred=deferred).is_same
 
 

@@ -25,6 +25,7 @@ from ..deferred_init.recording import Recording
 from ..descriptions import parse_mesh
 from ..dry_run.current import while_rank_is_alone
 from ..errors import RankFailedError
+from ..internals.arguments import renamed_keywords
 from ..internals.document import Items
 from ..internals.held_tensors import parts_of
 from .ranks import Job, Plan, apply_engine, check_engine, initialize_meta, run_rank
@@ -225,12 +226,13 @@ class _Shard:
 Shards: TypeAlias = dict[str, _Shard]
 
 
+@renamed_keywords(plan="tp_plan")
 def check_init(
     build: Callable[..., Module],
     meshes: str | Mapping[str, int] | Iterable[str | Mapping[str, int]],
     *,
     engine: str = "fsdp2",
-    plan: Plan = None,
+    tp_plan: Plan = None,
     initialize: Callable[[Module], object] | None = None,
     deferred: bool = False,
     ranks: Iterable[int] | None = None,
@@ -251,7 +253,7 @@ def check_init(
         engine: How to shard the module: `fsdp2` (`fully_shard` for each entry of module lists and for the root), `hsdp`
             (the same, with a dimension to replicate and one to shard), `tp` (`parallelize_module`), `ddp`, or `none` if
             `build` shards. With `fsdp2`, `hsdp` and `ddp`, a dimension `tp` is for tensor parallelism.
-        plan: The plan of tensor parallelism: a dict for `parallelize_module`, or a function that returns it for the
+        tp_plan: The plan of tensor parallelism: a dict for `parallelize_module`, or a function that returns it for the
             module. Default: the `tp_plan` of models of transformers.
         initialize: A function that initializes the sharded module. Default: for modules on `meta`,
             `to_empty(device="cpu")`, then `init_weights()` or the `reset_parameters()` of each submodule.
@@ -287,7 +289,7 @@ def check_init(
 
     while_rank_is_alone.prepare()
 
-    program = _Program(build, engine, plan, initialize, deferred)
+    program = _Program(build, engine, tp_plan, initialize, deferred)
     given = [parse_mesh(one) for one in ([meshes] if isinstance(meshes, str | Mapping) else meshes)]
     if not given:
         raise ValueError("meshes: expected at least one mesh such as fsdp=8, got none")

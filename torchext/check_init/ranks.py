@@ -339,7 +339,8 @@ def _styles(plan: Mapping[str, Any] | None, module: nn.Module) -> dict[str, Any]
     found = plan if plan is not None else getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
     if not found:
         raise ValueError(
-            f"Tensor parallelism of {type(module).__name__} needs a plan: pass `plan`, a dict for parallelize_module()."
+            f"Tensor parallelism of {type(module).__name__} needs a plan: pass `tp_plan`, a dict for "
+            "parallelize_module()."
         )
     known: dict[str, Callable[[], Any]] = {
         "colwise": ColwiseParallel,

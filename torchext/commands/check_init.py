@@ -20,7 +20,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             find_function(options.function),
             options.mesh,
             engine=options.engine,
-            plan=options.plan and find_function(options.plan),
+            tp_plan=options.tp_plan and find_function(options.tp_plan),
             initialize=options.initialize and find_function(options.initialize),
             deferred=options.deferred,
             ranks=options.rank,

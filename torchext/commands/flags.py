@@ -274,10 +274,11 @@ def configure_check_init(parser: argparse.ArgumentParser) -> None:
         "(default: fsdp2)",
     )
     add(
-        "--plan",
+        "--tp-plan",
         metavar="MODULE:FUNCTION",
         help="a function that returns the plan of tensor parallelism for the model (default: model.tp_plan)",
     )
+    add("--plan", dest="tp_plan", help=argparse.SUPPRESS)  # its old name
     add(
         "--initialize",
         metavar="MODULE:FUNCTION",
