@@ -6,10 +6,12 @@ import importlib.util
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch._dynamo
+from oracle.compare import GPU, release, run_peaks
 from torch import Tensor, nn
 from torch._inductor import config
 from torch.nn.attention.flex_attention import flex_attention
@@ -112,6 +114,19 @@ def test_repeated_draws_of_a_checkpoint_need_no_assumed_values() -> None:
 def test_constants_of_graphs_are_known(function: Callable[[Tensor], Tensor]) -> None:
     with world(1, gpu="H100-80GB", values="raise"):
         torch.compile(function)(torch.ones(4, device="cuda", dtype=torch.int64))
+
+
+def test_attention_of_dynamic_sizes_is_compiled_once_more() -> None:
+    def attend(x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def run() -> None:
+        compiled = torch.compile(attend)
+        for length in (64, 100, 300, 500):
+            compiled(torch.zeros(2, 4, length, 64, device="cuda", dtype=torch.bfloat16))
+
+    (remark,) = remarks_of(run)
+    assert remark.startswith("torch.compile() made 2 graphs;")
 
 
 @pytest.mark.ci
@@ -312,3 +327,21 @@ def test_compilation_can_be_turned_off() -> None:
 def test_other_backends_are_ignored_by_name() -> None:
     (text,) = remarks_of(lambda: torch.compile(lambda x: x + 1, backend="cudagraphs")(torch.zeros(8, device="cuda")))
     assert "the backend 'cudagraphs' generates code for a real GPU" in text
+
+
+# The peaks of programs in CUDA builds of PyTorch, in three steps: release, GPU, program, bytes allocated and reserved.
+# From `python -m oracle.compare --record FILE`.
+FACTS = [line.split("\t") for line in Path(__file__).with_name("compiled_facts.tsv").read_text().splitlines()]
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize(
+    ("gpu", "program", "peaks"), [(*fact[1:3], fact[3:]) for fact in FACTS if fact[0] == release()]
+)
+def test_peaks_are_those_of_a_cuda_build(
+    gpu: str, program: str, peaks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GPU, gpu)
+    with config.patch(shape_padding=False):
+        found = run_peaks(program, is_fake=True)
+    assert [*found.allocated, *found.reserved] == [*map(int, peaks)]

@@ -9,7 +9,7 @@
 // (`select_sdp_backend()`, sdp_utils.cpp) for the described device: by the order and the switches that the user has
 // set, and by the limits of each backend. Checks that do not depend on the device are PyTorch's own functions, which
 // are in a header. So each release applies its own rules. All official builds have flash and memory-efficient
-// attention, and the cuDNN version named below.
+// attention, and the cuDNN version named below. Sizes are symbolic while a compiler traces for several sizes.
 
 #include "fake_cuda.h"
 
@@ -22,6 +22,8 @@
 #include <ATen/Context.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <c10/core/SymBool.h>
+#include <c10/core/SymInt.h>
 #include <c10/util/env.h>
 
 #include "../../core/torch_internals/torch_compat.h"
@@ -97,14 +99,15 @@ std::int64_t alignmentOf(const sdp_params& params, const GpuDescription& gpu) {
 }
 
 bool hasHeadForFlash(const sdp_params& params, bool warns) {
-  const std::int64_t head = params.query.size(-1);
-  if (head == params.key.size(-1) && head == params.value.size(-1) && head <= 256) {
+  const c10::SymInt head = params.query.sym_size(-1);
+  if (head == params.key.sym_size(-1) && head == params.value.sym_size(-1) && head <= 256) {
     return true;
   }
   return fails(warns,
                "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to "
                "256. Got Query.size(-1): ",
-               head, ", Key.size(-1): ", params.key.size(-1), ", Value.size(-1): ", params.value.size(-1), " instead.");
+               head, ", Key.size(-1): ", params.key.sym_size(-1), ", Value.size(-1): ", params.value.sym_size(-1),
+               " instead.");
 }
 
 bool isGpuForFlash(const GpuDescription& gpu, bool warns) {
@@ -118,7 +121,7 @@ bool isGpuForFlash(const GpuDescription& gpu, bool warns) {
 // The backward pass needs more shared memory than these devices have.
 bool hasHeadForBackwardOfFlash(const sdp_params& params, const GpuDescription& gpu, bool warns) {
   const bool is_small = isWithin(gpu, 8, 6, 8, 9) || isWithin(gpu, 12, 0, 12, 1);
-  const std::int64_t head = params.query.size(-1);
+  const c10::SymInt head = params.query.sym_size(-1);
   if (!sdp::input_requires_grad(params) || !is_small || head <= 192 || (params.dropout <= 0 && head > 224)) {
     return true;
   }
@@ -129,8 +132,8 @@ bool hasHeadForBackwardOfFlash(const sdp_params& params, const GpuDescription& g
 }
 
 bool isSquareIfCausal(const sdp_params& params, bool warns) {
-  const std::int64_t queries = params.query.size(-2);
-  const std::int64_t keys = params.key.size(-2);
+  const c10::SymInt queries = params.query.sym_size(-2);
+  const c10::SymInt keys = params.key.sym_size(-2);
   return !params.is_causal || queries == keys ||
          fails(warns,
                "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k. Got seqlen_q: ", queries,
@@ -149,12 +152,13 @@ bool canUseFlash(const sdp_params& params, const GpuDescription& gpu, bool warns
 
 bool hasHeadForEfficient(const sdp_params& params, const GpuDescription& gpu, bool warns) {
   const std::int64_t alignment = alignmentOf(params, gpu);
-  const std::int64_t query = params.query.size(-1);
-  const std::int64_t value = params.value.size(-1);
-  return (query == params.key.size(-1) && query > 0 && value > 0 && query % alignment == 0 && value % alignment == 0) ||
+  const c10::SymInt query = params.query.sym_size(-1);
+  const c10::SymInt value = params.value.sym_size(-1);
+  return (query == params.key.sym_size(-1) && query > 0 && value > 0 && query % alignment == 0 &&
+          value % alignment == 0) ||
          fails(warns, "Mem efficient attention requires last dimension of inputs to be divisible by ", alignment,
-               ". Got Query.size(-1): ", query, ", Key.size(-1): ", params.key.size(-1), ", Value.size(-1): ", value,
-               " instead.");
+               ". Got Query.size(-1): ", query, ", Key.size(-1): ", params.key.sym_size(-1),
+               ", Value.size(-1): ", value, " instead.");
 }
 
 // The caching allocator aligns blocks, so the offset determines the alignment of a tensor.
@@ -164,7 +168,8 @@ bool isAlignedForEfficient(const sdp_params& params, const GpuDescription& gpu, 
   }
   const auto alignment = alignmentOf(params, gpu) * toSigned(params.query.element_size());
   const auto is_aligned = [alignment](const Tensor& tensor) {
-    return tensor.numel() == 0 || tensor.storage_offset() * toSigned(tensor.element_size()) % alignment == 0;
+    return TORCH_GUARD_OR_FALSE(tensor.sym_numel().sym_eq(0)) ||
+           tensor.sym_storage_offset() * toSigned(tensor.element_size()) % alignment == 0;
   };
   return gpu.major < 8 || (is_aligned(params.query) && is_aligned(params.key) && is_aligned(params.value)) ||
          fails(warns,
@@ -197,16 +202,16 @@ bool isForLargeHeads(const GpuDescription& gpu) {
 // `check_cudnn_tensor_shapes()` and `check_cudnn_d256_bprop_head_dim()`
 bool hasShapesForCudnn(const sdp_params& params, const GpuDescription& gpu) {
   constexpr std::int64_t kLargest = 65535;
-  const std::int64_t query = params.query.size(-1);
-  const std::int64_t value = params.value.size(-1);
+  const c10::SymInt query = params.query.sym_size(-1);
+  const c10::SymInt value = params.value.sym_size(-1);
   const bool takes_256 = kHasHeadsOf256 && isForLargeHeads(gpu);
   const bool is_192_and_128 = query == 192 && value == 128;
   const std::int64_t limit = takes_256 ? 256 : isForLargeHeads(gpu) && is_192_and_128 ? 192 : 128;
   const bool has_heads = query <= limit && value <= limit && query % 8 == 0 && value % 8 == 0;
-  const bool has_lengths = params.key.size(2) != 1 && (params.dropout == 0 || params.query.size(2) != 1);
+  const bool has_lengths = params.key.sym_size(2) != 1 && (params.dropout == 0 || params.query.sym_size(2) != 1);
   const bool has_backward = !takes_256 || !sdp::input_requires_grad(params) || (query <= 128 && value <= 128) ||
                             is_192_and_128 || (query == 256 && value == 256);
-  return params.query.size(0) <= kLargest && params.query.size(1) <= kLargest && has_heads && has_lengths &&
+  return params.query.sym_size(0) <= kLargest && params.query.sym_size(1) <= kLargest && has_heads && has_lengths &&
          has_backward;
 }
 

@@ -223,6 +223,24 @@ def _fold(original: Function, /, *args: Any) -> Any:
         return original(*args)
 
 
+@while_devices_exist.replaces(
+    "torch._dynamo.guards", "get_and_maybe_log_recompilation_reasons", reason="compares dispatch keys again"
+)
+def _explain(original: Function, /, *args: Any, **kwargs: Any) -> Any:
+    with with_our_keys() if _C.fake_cuda_devices() else nullcontext():
+        return original(*args, **kwargs)
+
+
+@while_devices_exist.replaces(
+    "torch.fx.experimental.proxy_tensor", "unset_fake_temporarily", reason="computes constants on the device"
+)
+@contextmanager
+def _compute(original: Function) -> Iterator[Any]:
+    """Compute small fakes, whose values are known."""
+    with original() as mode, with_our_keys() if _C.fake_cuda_devices() else nullcontext():
+        yield mode
+
+
 # ---- What generated code calls
 
 
