@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-from oracle.compare import GPU, release, run_peaks
+from oracle.compare import GPU, in_process, release
 from torch import Tensor, nn
 from torch._inductor import config
 from torch.nn.attention.flex_attention import flex_attention
@@ -127,6 +128,19 @@ def test_attention_of_dynamic_sizes_is_compiled_once_more() -> None:
 
     (remark,) = remarks_of(run)
     assert remark.startswith("torch.compile() made 2 graphs;")
+
+
+def test_each_measured_program_is_compiled_for_its_own_sizes() -> None:
+    compiled = torch.compile(lambda x: (x.sin() + 1).sum(0) * 2)
+    graphs: list[str] = []
+    observe = lambda event, place: graphs.append(event)  # noqa: E731
+    compiler.compile_observers.append(observe)
+    try:
+        for size in (64, 128, 256):
+            assert fits(partial(lambda size: compiled(torch.zeros(size, MIB, device="cuda")), size), "H100-80GB")
+    finally:
+        compiler.compile_observers.remove(observe)
+    assert graphs == [compiler.GRAPH] * 3, "no code for dynamic sizes"
 
 
 @pytest.mark.ci
@@ -342,6 +356,6 @@ def test_peaks_are_those_of_a_cuda_build(
     gpu: str, program: str, peaks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GPU, gpu)
-    with config.patch(shape_padding=False):
-        found = run_peaks(program, is_fake=True)
-    assert [*found.allocated, *found.reserved] == [*map(int, peaks)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    found = in_process(program, is_fake=True)
+    assert [*found["allocated"], *found["reserved"]] == [*map(int, peaks)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf, isinf
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ import torch
 from ..descriptions import DEFAULT_VALUES, as_fake_gpu
 from ..errors import TorchextWarning
 from ..fake import FakeGPU, fake_mode, threads_inherit_blocks
+from ..fake.cuda.compiler import compile_observers
 from ..fake.values import AssumedValue, ValuePolicy, as_policy, assuming_values
 from ..internals.document import Document, Table
 from ..internals.text import in_units, plain
@@ -201,7 +203,12 @@ def measure(
     with fake_mode(gpu=gpu):
         if any(torch.cuda.memory_allocated(i) for i in range(gpu.count)):
             gc.collect()  # cycles that an earlier program has left would count
-    with fake_mode(gpu=gpu), threads_inherit_blocks(), assuming_values(values) as assumed:
+    with (
+        fake_mode(gpu=gpu),
+        threads_inherit_blocks(),
+        _forgetting_compiled_code(),
+        assuming_values(values) as assumed,
+    ):
         with track_memory(trace=trace) as memory:
             try:
                 result = program()
@@ -212,6 +219,23 @@ def measure(
     peak = max((memory.peak_reserved(gpu).reserved for gpu in _gpus(memory)), default=0)
     capacity = gpu.memory - gpu.context if gpu.has_limit else inf
     return Fit(error is None, peak, capacity, memory, error, assumed.sites, gpu.name)
+
+
+@contextmanager
+def _forgetting_compiled_code() -> Iterator[None]:
+    """Compile each program as in a new process: of other sizes in the next one, Dynamo would make dynamic code."""
+    events: list[str] = []
+
+    def observe(event: str, place: str) -> None:
+        events.append(event)
+
+    compile_observers.append(observe)
+    try:
+        yield
+    finally:
+        compile_observers.remove(observe)
+        if events:
+            torch._dynamo.reset()
 
 
 def _gpus(memory: TrackedMemory) -> list[torch.device]:
