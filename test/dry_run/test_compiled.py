@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from oracle.compare import GPU, in_process, release
 from torch import Tensor, nn
 from torch._inductor import config
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from torchext import inspect
@@ -34,8 +36,9 @@ MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
-def forget_compiled_code() -> None:
+def forget_compiled_code(request: pytest.FixtureRequest) -> None:
     torch._dynamo.reset()
+    request.getfixturevalue("empty_devices")  # compiled code holds tensors
 
 
 def peak_of(function: Callable[[Tensor], object], *, compiles: bool) -> int:
@@ -109,8 +112,11 @@ def test_repeated_draws_of_a_checkpoint_need_no_assumed_values() -> None:
     [
         lambda x: (x * 0).sum() + x,
         lambda x: torch.full_like(x, 3) * x + torch.zeros(4, device="cuda", dtype=torch.int64) + torch.ones_like(x),
+        lambda x: torch.where(x > 0, x, torch.tensor(float("-inf"), device=x.device)) + x.new_tensor(2.0),
+        lambda x: x * torch.tensor([1.0] * 9, device="cuda")[:4],
+        lambda x: x * torch.ones(4, dtype=torch.bool, device="cuda").to(x.dtype),
     ],
-    ids=["product with zero", "factories"],
+    ids=["product with zero", "factories", "literals", "long literal", "converted"],
 )
 def test_constants_of_graphs_are_known(function: Callable[[Tensor], Tensor]) -> None:
     with world(1, gpu="H100-80GB", values="raise"):
@@ -141,6 +147,64 @@ def test_each_measured_program_is_compiled_for_its_own_sizes() -> None:
     finally:
         compiler.compile_observers.remove(observe)
     assert graphs == [compiler.GRAPH] * 3, "no code for dynamic sizes"
+
+
+class TestGuards:
+    def test_names_of_arguments_may_contain_global(self) -> None:
+        def repeat(x: Tensor, is_global_step: bool = False) -> Tensor:
+            return x.repeat(3, 1) if is_global_step else x + 1
+
+        with fake_mode(gpu="H100-80GB"):
+            compiled, x = torch.compile(repeat), torch.zeros(2, 8, device="cuda")
+            assert [compiled(x, step).shape[0] for step in (False, True)] == [2, 6]
+
+    @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks:UserWarning")
+    @pytest.mark.parametrize("is_tracked", [False, True])
+    def test_global_hooks_of_the_program_are_called_each_time(self, is_tracked: bool) -> None:
+        calls: list[object] = []
+        hook = register_module_forward_hook(lambda module, args, output: calls.append(type(module)))
+        try:
+            with fake_mode(gpu="H100-80GB"), track_memory() if is_tracked else nullcontext():
+                compiled = torch.compile(nn.Linear(8, 8).cuda())
+                for i in range(3):
+                    calls.append(i)
+                    compiled(torch.zeros(2, 8, device="cuda"))
+        finally:
+            hook.remove()
+        assert [call for call in calls if call is nn.Linear or isinstance(call, int)] == [
+            *(0, nn.Linear),
+            *(1, nn.Linear),
+            *(2, nn.Linear),
+        ]
+
+
+class TestRealTensors:
+    """Real CPU tensors in compiled code, while there are fake GPUs."""
+
+    def test_graphs_of_real_tensors_compute(self) -> None:
+        x, written = torch.arange(4.0), torch.zeros(4)
+        with fake_mode(gpu="H100-80GB"):
+            assert torch.compile(lambda x: (x * 3) % 5)(x).tolist() == [0, 3, 1, 4]
+            torch.compile(lambda x: x.add_(1))(written)
+        assert written.tolist() == [1] * 4
+
+    def test_writes_beside_fakes_are_refused(self) -> None:
+        written = torch.zeros(4)
+        with fake_mode(gpu="H100-80GB"), pytest.raises(RuntimeError, match=r"writes a real CPU tensor of shape \[4\]"):
+            torch.compile(lambda c, x: (c.add_(1), c * 2, x + 1))(written, torch.zeros(8, device="cuda"))
+        assert written.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_convolutions_have_the_formats_of_cudnn(kernel: int, memory_format: torch.memory_format) -> None:
+    with fake_mode(gpu="H100-80GB"):
+        layers = nn.Conv2d(64, 64, kernel), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 32, 3, groups=32)
+        model = nn.Sequential(*layers).cuda().to(memory_format=memory_format)
+        x = torch.zeros(2, 64, 32, 32, device="cuda", requires_grad=True).contiguous(memory_format=memory_format)
+        y = torch.compile(model)(x)
+        y.sum().backward()
+    assert y.is_contiguous(memory_format=torch.channels_last) == (memory_format is torch.channels_last)
 
 
 @pytest.mark.ci

@@ -20,7 +20,8 @@ from torch._prims_common import suggest_memory_format
 
 from .. import _C
 from ..internals.leases import while_fakes_live
-from ..internals.patching import DIFFERENCES
+from ..internals.patching import DIFFERENCES, Function
+from .cuda.devices import while_devices_exist
 
 __all__ = ["MetaCall"]
 
@@ -460,8 +461,20 @@ def _layouts_on_cuda(x: Tensor, weight: Tensor) -> Layouts:
 
     `select_conv_backend()` would initialize CUDA.
     """
+    return [partial(_in_format, _format_on_cuda(x, weight))] * 2
+
+
+def _format_on_cuda(x: Tensor, weight: Tensor) -> torch.memory_format:
     uses_cudnn = torch.backends.cudnn.enabled and torch.float64 not in (x.dtype, weight.dtype)
-    return [partial(_in_format, _format_of_either(x, weight) if uses_cudnn else torch.contiguous_format)] * 2
+    return _format_of_either(x, weight) if uses_cudnn else torch.contiguous_format
+
+
+@while_devices_exist.replaces(_ATEN, "_conv_determine_backend_memory_format", reason="looks for cuDNN in this build")
+def _determine_format(original: Function, x: Tensor, weight: Tensor, backend: Any) -> Any:
+    """Return the format that `FakeTensorMode` gives the results of convolutions while a compiler traces."""
+    if not _C.fake_cuda_devices() or not x.is_cuda:
+        return original(x, weight, backend)
+    return _format_on_cuda(x, weight)
 
 
 def _layouts_on_cpu(call: MetaCall, x: Tensor, weight: Tensor) -> Layouts:

@@ -27,6 +27,7 @@ __all__ = [
     "GENERATED",
     "Listener",
     "is_in_backward",
+    "is_observing",
     "is_users",
     "place_of",
     "subscribe",
@@ -69,6 +70,11 @@ def subscribe(listener: Listener) -> ExitStack:
         if getattr(type(listener), name) is not getattr(Listener, name):
             subscription.callback(register(getattr(listener, name)))
     return subscription
+
+
+def is_observing() -> bool:
+    """Return true if hooks of listeners are on modules."""
+    return bool(_handles)
 
 
 @contextmanager

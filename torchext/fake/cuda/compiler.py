@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import version
@@ -25,10 +26,12 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import _C
-from ...internals.dispatch_keys import making_fakes, with_our_keys, without_our_keys
-from ...internals.events import GENERATED, is_users, place_of, unobserved, users_frame
+from ...internals.dispatch_keys import with_our_keys, without_our_keys
+from ...internals.events import GENERATED, is_observing, is_users, place_of, unobserved, users_frame
 from ...internals.patching import TORCH_RELEASE, Function
 from ...version import TRITON
 from ..addresses import showing_addresses
@@ -183,10 +186,16 @@ def _note_guards(original: Function, /, *args: Any, **kwargs: Any) -> None:
         original(*bound.args, **bound.kwargs)
 
 
+# The dicts of global hooks. A guard on a hook in a dict has a longer name.
+HOOKS = re.compile(r"\['__import_torch_dot_nn_dot_modules_dot_module'\]\._global_\w+$")
+
+
 def _which_hold(choose: Callable[[Any], list[bool]] | None, guards: Any) -> list[bool]:
-    """Leave out guards on global hooks of modules: the compiler has not seen ours, but they exist at later calls."""
+    """Leave out guards on the keys of global hooks: the compiler has not seen our hooks, but later calls have them."""
     chosen = [True] * len(guards) if choose is None else choose(guards)
-    return [is_chosen and "_global_" not in one.name for is_chosen, one in zip(chosen, guards, strict=True)]
+    if not is_observing():
+        return chosen
+    return [is_chosen and not HOOKS.search(one.name) for is_chosen, one in zip(chosen, guards, strict=True)]
 
 
 @while_devices_exist.replaces(
@@ -215,11 +224,42 @@ def _avoid_device_init(original: Function, self: Any) -> bool:
 @while_devices_exist.replaces(
     "torch._inductor.constant_folding:ConstantFolder", "run_node", reason="computes and reads tensors on the device"
 )
-def _fold(original: Function, /, *args: Any) -> Any:
-    """Compute small fakes, whose values are known. PyTorch's `FakeTensorMode` is open."""
+def _fold(original: Function, self: Any, /, *args: Any) -> Any:
+    """Compute on the CPU: the folder needs a few elements. Values that depend on a fake are unknown."""
+    if not _C.fake_cuda_devices():
+        return original(self, *args)
+    try:
+        with _OnCpu():  # type: ignore[no-untyped-call]
+            return original(self, *args)
+    except _UnknownError:
+        return self.unknown_value
+
+
+class _UnknownError(Exception):
+    """An operator reads a fake."""
+
+
+class _OnCpu(TorchDispatchMode):
+    """Makes tensors on the CPU that an operator would make on a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.device, _cpu_for, (args, kwargs or {}))
+        if any(_C.is_fake(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)):
+            raise _UnknownError
+        return func(*args, **kwargs)
+
+
+def _cpu_for(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "cuda" else device
+
+
+@while_devices_exist.replaces(
+    "torch._inductor.graph:GraphLowering", "constant_name", reason="moves constants to the device, and reads addresses"
+)
+def _constant_name(original: Function, /, *args: Any) -> Any:
     if not _C.fake_cuda_devices():
         return original(*args)
-    with with_our_keys(), making_fakes():
+    with with_our_keys(), showing_addresses():
         return original(*args)
 
 
@@ -283,22 +323,49 @@ def _cpp(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Compile kernels of the CPU when they are first called with real tensors."""
     if not _C.fake_cuda_devices():
         return original(self, *args, **kwargs)
-    compiled: Callable[..., Any] = cache(lambda: original(self, *args, **kwargs))
+    types = args[0] if args else kwargs["argtypes"]
+
+    @cache
+    def compiled() -> Any:
+        kernel = original(self, *args, **kwargs)
+        return kernel.result() if hasattr(kernel, "result") else kernel
 
     def run(*arguments: Any) -> Any:
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         if not any(map(_C.is_fake, tensors)):
             return compiled()(*arguments)
+        for value, kind in zip(arguments, types, strict=False):
+            if isinstance(value, torch.Tensor) and not _C.is_fake(value) and not kind.startswith("const "):
+                raise RuntimeError(
+                    f"Compiled code writes a real CPU tensor of shape {list(value.shape)} in a kernel that also uses "
+                    "fake tensors, so its values would be lost. Make the tensor inside fake_mode(), or do not compile "
+                    "the function that writes it."
+                )
         return _C.note_foreign_write(tensors)
 
     return run
+
+
+@while_devices_exist.replaces(
+    "torch._inductor.output_code:CompiledFxGraph", "__call__", reason="allocates buffers without the dispatcher"
+)
+def _call_graph(original: Function, self: Any, inputs: Any, /) -> Any:
+    """Compute graphs of real CPU tensors alone, like operators on them."""
+    computes = _C.fake_cuda_devices() and self.device_types <= {"cpu"} and _are_real(inputs)
+    with without_our_keys() if computes else nullcontext():
+        return original(self, inputs)  # which frees the inputs early
+
+
+def _are_real(values: Iterable[Any]) -> bool:
+    tensors = [one for one in values if isinstance(one, torch.Tensor)]
+    return bool(tensors) and not any(map(_C.is_fake, tensors))
 
 
 def _on(device: str, **options: Any) -> Function:
     """Return the replacement of a function that allocates a buffer without the dispatcher."""
 
     def empty_strided(original: Function, size: Any, stride: Any, dtype: Any) -> Any:
-        if not _C.are_factories_fake():
+        if not (_C.are_factories_fake() or _C.fake_cuda_devices()):
             return original(size, stride, dtype)
         return torch.empty_strided(size, stride, dtype=dtype, device=device, **options)
 
