@@ -12,7 +12,7 @@ import sys
 # Budget for csrc and torchext together. It shrinks with each issue; a change that needs more lines gives a reason. It
 # was 80,150 before recipes, fills and traits had one mechanism each, and files of one subject were joined, and 73,650
 # before `torch.compile` on fake GPUs.
-BUDGET = 73_950
+BUDGET = 74_150
 # Budget for csrc/core, which a newcomer must understand.
 CORE_BUDGET = 10_400
 SUFFIXES = (".cpp", ".h", ".py", ".pyi")
