@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch._inductor import config
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._triton import has_triton
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from torchext import inspect
@@ -205,6 +207,25 @@ def test_convolutions_have_the_formats_of_cudnn(kernel: int, memory_format: torc
         y = torch.compile(model)(x)
         y.sum().backward()
     assert y.is_contiguous(memory_format=torch.channels_last) == (memory_format is torch.channels_last)
+
+
+def test_answers_to_other_threads_are_not_those_of_this_one() -> None:
+    with fake_mode(gpu="H100-80GB"):
+        thread = Thread(target=has_triton)  # which has no devices
+        thread.start()
+        thread.join()
+        assert is_fake(torch.compile(torch.sin)(torch.zeros(9, device="cuda")))
+    assert not has_triton()
+
+
+@pytest.mark.parametrize("option", ["freezing", "cpp_wrapper", "benchmark_fusion"])
+def test_options_that_need_a_gpu_are_left_out_and_named(option: str) -> None:
+    def run() -> None:
+        with torch.no_grad(), config.patch({option: True}):
+            torch.compile(nn.Linear(8, 8).cuda())(torch.zeros(8, 8, device="cuda"))
+
+    (remark,) = remarks_of(run)
+    assert f"without {option}" in remark
 
 
 @pytest.mark.ci

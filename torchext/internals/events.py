@@ -114,7 +114,7 @@ _on_construction: list[Callable[[Optimizer], None]] = []
     torch.autograd.graph, "_engine_run_backward", reason="has no hook for the beginning of a backward pass"
 )
 def _engine_run_backward(original: Function, /, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    if not is_in_backward():
+    if not is_in_backward() and torch._guards.TracingContext.try_get() is None:  # a compiler differentiates graphs
         for listener in list(_on_backward):
             listener()
     return original(outputs, *args, **kwargs)

@@ -35,7 +35,7 @@ from ...internals.events import GENERATED, is_observing, is_users, place_of, uno
 from ...internals.patching import TORCH_RELEASE, Function
 from ...version import TRITON
 from ..addresses import showing_addresses
-from .devices import while_devices_exist
+from .devices import forget_answers, while_devices_exist
 from .libraries import note_launch
 
 __all__ = ["BREAK", "GRAPH", "IGNORED", "RECOMPILED", "compile_observers", "why_not_compiled"]
@@ -72,6 +72,11 @@ def _compile_frame(original: Function, code: CodeType, /, *args: Any, **kwargs: 
         types = sys.modules["torch._dynamo.types"]
         skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
         return types.ConvertFrameReturn(frame_exec_strategy=skip)
+    from torch._inductor import config
+
+    for name in LEFT_OUT:
+        if getattr(config, name, False):
+            _observe(IGNORED, name)
     sizes = inspect.signature(original).bind(code, *args, **kwargs).arguments["cache_size"]
     if sys.modules["torch._dynamo.cache_size"].is_recompilation(sizes):
         _observe(RECOMPILED, place_of(users_frame()))
@@ -135,9 +140,11 @@ def _count_graph(original: Function, self: Any, tx: Any, *args: Any, **kwargs: A
     return original(self, tx, *args, **kwargs)
 
 
+# Options that compute or compile on the device.
+LEFT_OUT = ("freezing", "cpp_wrapper", "benchmark_fusion", "benchmark_combo_kernel")
 CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "autotune_local_cache", "autotune_remote_cache")
 OPTIONS: dict[str, Any] = {
-    **dict.fromkeys(CACHES, False),
+    **dict.fromkeys((*CACHES, *LEFT_OUT), False),
     "compile_threads": 1,
     "shape_padding": False,  # depends on measurements
 }
@@ -150,7 +157,9 @@ def _without_caches() -> Iterator[None]:
     from torch._inductor import config
 
     folder = _folder().name
+    forget_answers()  # to a thread with other devices
     with ExitStack() as block:
+        block.callback(forget_answers)
         block.enter_context(config.patch(OPTIONS))
         block.enter_context(functorch_config.patch(enable_autograd_cache=False))
         for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
